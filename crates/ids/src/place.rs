@@ -1,0 +1,28 @@
+//! Where in the model a slice belongs.
+
+use crate::{BlockIdx, BlockKey};
+
+/// A transformer layer, from 0 at the embedding side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayerIdx(pub u16);
+
+/// A KV head within a layer (a GQA group of query heads shares it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KvHeadIdx(pub u16);
+
+/// A set of KV heads that one device holds. A node with one device has shard 0 only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId(pub u16);
+
+/// K and V of one (layer, KV head, block): the unit that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SliceId {
+    /// The sealed block it is part of.
+    pub block: BlockKey,
+    /// Position of that block in the sequence at hand.
+    pub index: BlockIdx,
+    /// Which layer.
+    pub layer: LayerIdx,
+    /// Which KV head.
+    pub head: KvHeadIdx,
+}
