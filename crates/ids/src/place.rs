@@ -26,3 +26,10 @@ pub struct SliceId {
     /// Which KV head.
     pub head: KvHeadIdx,
 }
+
+/// Number of a device slot: the place of one slice in the device's KV arena.
+///
+/// `kv` hands them out as rights, `kernels` reads and writes the memory behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct SlotIdx(pub u32);
