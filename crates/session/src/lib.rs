@@ -1,1 +1,11 @@
-//! To be written.
+//! One request's life as sans-IO state machines, and the facts that travel with it.
+//!
+//! Time is a parameter, effects are values: the shells in `services` carry them out, and a
+//! simulator can carry them out instead.
+
+mod facts;
+
+pub use facts::{
+    Finish, GenerateRequest, Generation, Handover, Ledger, Moved, PrefillEvent, PrefillRequest,
+    Prompt, Sampling, SealedBlock, StreamItem, Usage,
+};
