@@ -1,1 +1,21 @@
-//! To be written.
+//! Where a model's files come from, and the GGUF container they are stored in.
+//!
+//! Deliberately does not know what the tensors mean: no dequantisation, no architecture, no
+//! tokenizer. Reads no environment variable: what the caller found there is passed in.
+
+pub mod gguf;
+
+mod cache;
+mod digest;
+mod fetch;
+mod progress;
+mod space;
+
+pub use cache::{CacheError, ModelCache};
+pub use digest::sha256_file;
+pub use fetch::{
+    ALIASES, Alias, Attempt, DEFAULT_ALIAS, FetchConfig, HubSettings, Origin, PipSettings,
+    ResolveError, Resolved, Source, SourceError, Token, resolve, verify,
+};
+pub use gguf::{GgmlType, Gguf, GgufError, Metadata, TensorInfo};
+pub use progress::{Bar, Progress, Silent};

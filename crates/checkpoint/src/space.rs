@@ -1,0 +1,18 @@
+//! Whether a file system has room for what is about to be written.
+//!
+//! Deliberately only a first look: others write too, so a full disk while writing is still told
+//! apart by the caller.
+
+use std::path::Path;
+
+/// Bytes that an ordinary user may still write under `dir`.
+pub(crate) fn free_bytes(dir: &Path) -> std::io::Result<u64> {
+    let stat = rustix::fs::statvfs(dir)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Whether an error means that the disk or the user's quota is full.
+pub(crate) fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
+}
