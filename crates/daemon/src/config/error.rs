@@ -124,7 +124,10 @@ pub(super) fn explain(error: figment::Error, layers: &[Layer]) -> ConfigError {
     let mut path = error.path;
     match error.kind {
         Kind::UnknownField(field, known) => {
-            path.push(field);
+            // Figment's path ends with the key itself, except at the root of a value.
+            if path.is_empty() {
+                path.push(field);
+            }
             let key = path.join(".");
             let parent = &path[..path.len() - 1];
             let remedy = nearest::remedy(&key, parent, known.iter().copied());
