@@ -1,0 +1,1 @@
+//! Attention against a naive f64 form and against itself.

@@ -1,0 +1,192 @@
+//! Hot path. The codes of a panel times quantised rows with AVX2: two registers hold the 16
+//! outputs, up to 4 rows share the unpacked codes.
+
+use std::arch::x86_64::*;
+
+use super::{Codes, Products, QuantisedRow};
+use crate::{
+    isa::{Active, Isa},
+    lanes::LANES,
+    weight::{BLOCK, CodePanel},
+};
+
+/// How far ahead of its use a panel is asked for: a page, which the hardware does not cross.
+const AHEAD_BYTES: usize = 4096;
+/// Rows of one tile: more would not leave registers for the codes.
+const ROWS: usize = 4;
+
+pub(super) fn multiply<C: Codes>(
+    active: Active,
+    panel: CodePanel<'_>,
+    rows: &[QuantisedRow<'_>],
+    products: &mut [Products],
+) {
+    assert_eq!(active.isa(), Isa::Avx2, "only for machines that have it");
+    let blocks = panel.scales.len();
+    assert_eq!(
+        panel.codes.len(),
+        blocks * BLOCK * LANES * C::BITS / 8,
+        "codes of a panel"
+    );
+    assert!(
+        !C::MINIMA || panel.minima.len() == blocks,
+        "minima of a panel"
+    );
+    for row in rows {
+        assert!(
+            row.codes.len() == blocks * BLOCK && row.scales.len() == blocks,
+            "a row's blocks"
+        );
+        assert!(
+            row.sums.len() == blocks && row.scaled_sums.len() == blocks,
+            "a row's sums"
+        );
+    }
+    macro_rules! tile {
+        ($count:literal, $rows:ident, $to:ident) => {{
+            let rows: &[QuantisedRow<'_>; $count] = $rows.first_chunk().expect("that many rows");
+            let to: &mut [Products; $count] = $to.first_chunk_mut().expect("as many products");
+            // SAFETY: the features were detected; lengths were checked above.
+            unsafe { tile::<C, $count>(panel, rows, to) }
+        }};
+    }
+    for (rows, to) in rows.chunks(ROWS).zip(products.chunks_mut(ROWS)) {
+        match rows.len() {
+            1 => tile!(1, rows, to),
+            2 => tile!(2, rows, to),
+            3 => tile!(3, rows, to),
+            _ => tile!(4, rows, to),
+        }
+    }
+}
+
+/// # Safety
+/// The codes, scales, minima and rows have as many blocks as `panel.scales`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<C: Codes, const R: usize>(
+    panel: CodePanel<'_>,
+    rows: &[QuantisedRow<'_>; R],
+    products: &mut [Products; R],
+) {
+    let groups = BLOCK * C::BITS / 64;
+    let code_bytes = groups * 64;
+    let mut sums = [[_mm256_setzero_ps(); 2]; R];
+    for block in 0..panel.scales.len() {
+        let mut whole = [[_mm256_setzero_si256(); 2]; R];
+        for group in 0..groups {
+            let input = block * BLOCK + group * 32 / C::BITS;
+            for half in 0..2 {
+                let at = block * code_bytes + group * 64 + half * 32;
+                // SAFETY: inside the codes of this block.
+                let at = unsafe { panel.codes.as_ptr().add(at) };
+                if half == 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD_BYTES).cast());
+                }
+                // SAFETY: 32 bytes of this group.
+                let codes = unsafe { _mm256_loadu_si256(at.cast()) };
+                if C::BITS == 4 {
+                    let mask = _mm256_set1_epi16(0x0f);
+                    let unpacked = [
+                        _mm256_and_si256(codes, mask),
+                        _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask),
+                        _mm256_and_si256(_mm256_srli_epi16::<8>(codes), mask),
+                        _mm256_srli_epi16::<12>(codes),
+                    ];
+                    // SAFETY: `input` and the 7 after it are inputs of this block.
+                    unsafe { accumulate(&mut whole, half, unpacked, rows, input) };
+                } else {
+                    let mask = _mm256_set1_epi16(0xff);
+                    let unpacked = [_mm256_and_si256(codes, mask), _mm256_srli_epi16::<8>(codes)];
+                    // SAFETY: `input` and the 3 after it are inputs of this block.
+                    unsafe { accumulate(&mut whole, half, unpacked, rows, input) };
+                }
+            }
+        }
+        // SAFETY: `block` is below the number of blocks.
+        unsafe { scale::<C, R>(panel, rows, block, whole, &mut sums) };
+    }
+    for (sum, product) in sums.iter().zip(products) {
+        for (half, sum) in sum.iter().enumerate() {
+            // SAFETY: a product has 16 values, 8 in each half.
+            unsafe { _mm256_storeu_ps(product[8 * half..].as_mut_ptr(), *sum) };
+        }
+    }
+}
+
+/// Adds the products of unpacked pairs of codes with the rows' pairs of activations.
+///
+/// # Safety
+/// The rows have `2 * PAIRS` codes from `input` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn accumulate<const R: usize, const PAIRS: usize>(
+    whole: &mut [[__m256i; 2]; R],
+    half: usize,
+    unpacked: [__m256i; PAIRS],
+    rows: &[QuantisedRow<'_>; R],
+    input: usize,
+) {
+    for (pair, codes) in unpacked.into_iter().enumerate() {
+        for (sum, row) in whole.iter_mut().zip(rows) {
+            // SAFETY: as promised by the caller.
+            let at = unsafe { row.codes.as_ptr().add(input + 2 * pair) };
+            // SAFETY: two codes, at any alignment.
+            let x = unsafe { at.cast::<i32>().read_unaligned() };
+            let products = _mm256_madd_epi16(codes, _mm256_set1_epi32(x));
+            sum[half] = _mm256_add_epi32(sum[half], products);
+        }
+    }
+}
+
+/// Brings the integer sums of a block into the accumulators.
+///
+/// # Safety
+/// `block` is below the number of blocks of panel and rows.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scale<C: Codes, const R: usize>(
+    panel: CodePanel<'_>,
+    rows: &[QuantisedRow<'_>; R],
+    block: usize,
+    whole: [[__m256i; 2]; R],
+    sums: &mut [[__m256; 2]; R],
+) {
+    // SAFETY: as promised by the caller.
+    let scales = widen(unsafe { panel.scales.get_unchecked(block) });
+    let minima = if C::MINIMA {
+        // SAFETY: as above.
+        widen(unsafe { panel.minima.get_unchecked(block) })
+    } else {
+        [_mm256_setzero_ps(); 2]
+    };
+    for row in 0..R {
+        // SAFETY: as above.
+        let activation = unsafe { *rows[row].scales.get_unchecked(block) };
+        for half in 0..2 {
+            let mut integer = whole[row][half];
+            if C::OFFSET != 0 {
+                // SAFETY: as above.
+                let sum = unsafe { *rows[row].sums.get_unchecked(block) };
+                integer = _mm256_sub_epi32(integer, _mm256_set1_epi32(C::OFFSET * sum));
+            }
+            let factor = _mm256_mul_ps(scales[half], _mm256_set1_ps(activation));
+            let value = _mm256_cvtepi32_ps(integer);
+            sums[row][half] = _mm256_fmadd_ps(value, factor, sums[row][half]);
+            if C::MINIMA {
+                // SAFETY: as above.
+                let sum = _mm256_set1_ps(unsafe { *rows[row].scaled_sums.get_unchecked(block) });
+                sums[row][half] = _mm256_fmadd_ps(minima[half], sum, sums[row][half]);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen(values: &[u16; LANES]) -> [__m256; 2] {
+    // SAFETY: the first 16 of 32 bytes.
+    let low = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
+    // SAFETY: the last 16 of 32 bytes.
+    let high = unsafe { _mm_loadu_si128(values[8..].as_ptr().cast()) };
+    [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+}

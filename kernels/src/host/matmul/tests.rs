@@ -1,0 +1,1 @@
+//! Matmul against references and against itself.

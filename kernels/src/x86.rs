@@ -1,0 +1,283 @@
+//! The x86 forms of the sixteen lanes: two AVX2 registers or one of AVX-512. Lane for lane the
+//! same operations as `PortableLanes`; no kernel is written here.
+
+use std::arch::x86_64::*;
+
+use crate::lanes::{LANES, Lanes};
+
+/// One intrinsic. Its features are there because the lane types below are named only inside the
+/// functions that `for_each_isa!` makes, which have them and are entered only when detected.
+macro_rules! op {
+    ($call:expr) => {{
+        // SAFETY: the features are enabled in the caller, see the macro's comment; pointers come
+        // from references to arrays of exactly the size that is read or written.
+        unsafe { $call }
+    }};
+}
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+/// Lanes 0 to 7 and 8 to 15.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2Lanes(__m256, __m256);
+
+/// A method that does the same to both halves.
+macro_rules! both {
+    ($name:ident, $intrinsic:ident) => {
+        #[inline(always)]
+        fn $name(self, other: Self) -> Self {
+            Self(
+                op!($intrinsic(self.0, other.0)),
+                op!($intrinsic(self.1, other.1)),
+            )
+        }
+    };
+}
+
+#[inline(always)]
+fn widen_bf16(bits: __m128i) -> __m256 {
+    let wide = op!(_mm256_cvtepu16_epi32(bits));
+    let shifted = op!(_mm256_slli_epi32::<16>(wide));
+    op!(_mm256_castsi256_ps(shifted))
+}
+
+#[inline(always)]
+fn shift_exponent_8(value: __m256, exponent: __m256) -> __m256 {
+    let whole = op!(_mm256_cvttps_epi32(exponent));
+    let step = op!(_mm256_slli_epi32::<23>(whole));
+    let bits = op!(_mm256_castps_si256(value));
+    let sum = op!(_mm256_add_epi32(bits, step));
+    op!(_mm256_castsi256_ps(sum))
+}
+
+#[inline(always)]
+fn zero_below_8(value: __m256, key: __m256, limit: __m256) -> __m256 {
+    let below = op!(_mm256_cmp_ps::<_CMP_LT_OQ>(key, limit));
+    op!(_mm256_andnot_ps(below, value))
+}
+
+#[inline(always)]
+fn abs_8(value: __m256) -> __m256 {
+    let sign = op!(_mm256_set1_ps(-0.0));
+    op!(_mm256_andnot_ps(sign, value))
+}
+
+#[inline(always)]
+fn finite_8(value: __m256) -> bool {
+    let limit = op!(_mm256_set1_ps(f32::MAX));
+    let inside = op!(_mm256_cmp_ps::<_CMP_LE_OQ>(abs_8(value), limit));
+    op!(_mm256_movemask_ps(inside)) == 0xff
+}
+
+impl Lanes for Avx2Lanes {
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        let half = op!(_mm256_set1_ps(value));
+        Self(half, half)
+    }
+
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        let low = op!(_mm256_loadu_ps(from.as_ptr()));
+        Self(low, op!(_mm256_loadu_ps(from[8..].as_ptr())))
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        op!(_mm256_storeu_ps(to.as_mut_ptr(), self.0));
+        op!(_mm256_storeu_ps(to[8..].as_mut_ptr(), self.1));
+    }
+
+    #[inline(always)]
+    fn load_f16(from: &[u16; LANES]) -> Self {
+        let low = op!(_mm_loadu_si128(from.as_ptr().cast()));
+        let high = op!(_mm_loadu_si128(from[8..].as_ptr().cast()));
+        Self(op!(_mm256_cvtph_ps(low)), op!(_mm256_cvtph_ps(high)))
+    }
+
+    #[inline(always)]
+    fn store_f16(self, to: &mut [u16; LANES]) {
+        let low = op!(_mm256_cvtps_ph::<NEAREST>(self.0));
+        let high = op!(_mm256_cvtps_ph::<NEAREST>(self.1));
+        op!(_mm_storeu_si128(to.as_mut_ptr().cast(), low));
+        op!(_mm_storeu_si128(to[8..].as_mut_ptr().cast(), high));
+    }
+
+    #[inline(always)]
+    fn load_bf16(from: &[u16; LANES]) -> Self {
+        let low = op!(_mm_loadu_si128(from.as_ptr().cast()));
+        let high = op!(_mm_loadu_si128(from[8..].as_ptr().cast()));
+        Self(widen_bf16(low), widen_bf16(high))
+    }
+
+    both!(add, _mm256_add_ps);
+    both!(sub, _mm256_sub_ps);
+    both!(mul, _mm256_mul_ps);
+    both!(div, _mm256_div_ps);
+    both!(max, _mm256_max_ps);
+    both!(min, _mm256_min_ps);
+
+    #[inline(always)]
+    fn fma(self, factor: Self, addend: Self) -> Self {
+        let low = op!(_mm256_fmadd_ps(self.0, factor.0, addend.0));
+        Self(low, op!(_mm256_fmadd_ps(self.1, factor.1, addend.1)))
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(abs_8(self.0), abs_8(self.1))
+    }
+
+    #[inline(always)]
+    fn round(self) -> Self {
+        let low = op!(_mm256_round_ps::<NEAREST>(self.0));
+        Self(low, op!(_mm256_round_ps::<NEAREST>(self.1)))
+    }
+
+    #[inline(always)]
+    fn shift_exponent(self, exponent: Self) -> Self {
+        Self(
+            shift_exponent_8(self.0, exponent.0),
+            shift_exponent_8(self.1, exponent.1),
+        )
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, key: Self, limit: Self) -> Self {
+        Self(
+            zero_below_8(self.0, key.0, limit.0),
+            zero_below_8(self.1, key.1, limit.1),
+        )
+    }
+
+    #[inline(always)]
+    fn all_finite(self) -> bool {
+        finite_8(self.0) & finite_8(self.1)
+    }
+
+    #[inline(always)]
+    fn store_i16(self, to: &mut [i16; LANES]) {
+        let low = op!(_mm256_cvtps_epi32(self.0));
+        let high = op!(_mm256_cvtps_epi32(self.1));
+        // The pack works in 128-bit halves: 0-3, 8-11 | 4-7, 12-15; the permute puts them right.
+        let packed = op!(_mm256_packs_epi32(low, high));
+        let ordered = op!(_mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), ordered));
+    }
+}
+
+/// Sixteen lanes in one register.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Lanes(__m512);
+
+macro_rules! one {
+    ($name:ident, $intrinsic:ident) => {
+        #[inline(always)]
+        fn $name(self, other: Self) -> Self {
+            Self(op!($intrinsic(self.0, other.0)))
+        }
+    };
+}
+
+impl Lanes for Avx512Lanes {
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self(op!(_mm512_set1_ps(value)))
+    }
+
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        Self(op!(_mm512_loadu_ps(from.as_ptr())))
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        op!(_mm512_storeu_ps(to.as_mut_ptr(), self.0));
+    }
+
+    #[inline(always)]
+    fn load_f16(from: &[u16; LANES]) -> Self {
+        let bits = op!(_mm256_loadu_si256(from.as_ptr().cast()));
+        Self(op!(_mm512_cvtph_ps(bits)))
+    }
+
+    #[inline(always)]
+    fn store_f16(self, to: &mut [u16; LANES]) {
+        let bits = op!(_mm512_cvtps_ph::<NEAREST>(self.0));
+        op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), bits));
+    }
+
+    #[inline(always)]
+    fn load_bf16(from: &[u16; LANES]) -> Self {
+        let bits = op!(_mm256_loadu_si256(from.as_ptr().cast()));
+        let wide = op!(_mm512_cvtepu16_epi32(bits));
+        let shifted = op!(_mm512_slli_epi32::<16>(wide));
+        Self(op!(_mm512_castsi512_ps(shifted)))
+    }
+
+    one!(add, _mm512_add_ps);
+    one!(sub, _mm512_sub_ps);
+    one!(mul, _mm512_mul_ps);
+    one!(div, _mm512_div_ps);
+    one!(max, _mm512_max_ps);
+    one!(min, _mm512_min_ps);
+
+    #[inline(always)]
+    fn fma(self, factor: Self, addend: Self) -> Self {
+        Self(op!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(op!(_mm512_abs_ps(self.0)))
+    }
+
+    #[inline(always)]
+    fn round(self) -> Self {
+        Self(op!(_mm512_roundscale_ps::<NEAREST>(self.0)))
+    }
+
+    #[inline(always)]
+    fn shift_exponent(self, exponent: Self) -> Self {
+        let whole = op!(_mm512_cvttps_epi32(exponent.0));
+        let step = op!(_mm512_slli_epi32::<23>(whole));
+        let bits = op!(_mm512_castps_si512(self.0));
+        let sum = op!(_mm512_add_epi32(bits, step));
+        Self(op!(_mm512_castsi512_ps(sum)))
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, key: Self, limit: Self) -> Self {
+        let kept = op!(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key.0, limit.0));
+        Self(op!(_mm512_maskz_mov_ps(kept, self.0)))
+    }
+
+    #[inline(always)]
+    fn all_finite(self) -> bool {
+        let limit = op!(_mm512_set1_ps(f32::MAX));
+        op!(_mm512_cmp_ps_mask::<_CMP_LE_OQ>(self.abs().0, limit)) == 0xffff
+    }
+
+    #[inline(always)]
+    fn store_i16(self, to: &mut [i16; LANES]) {
+        let whole = op!(_mm512_cvtps_epi32(self.0));
+        let packed = op!(_mm512_cvtsepi32_epi16(whole));
+        op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), packed));
+    }
+
+    #[inline(always)]
+    fn keep_first(self, count: usize) -> Self {
+        let kept = ((1_u32 << count.min(LANES)) - 1) as u16;
+        let nothing = op!(_mm512_set1_ps(f32::NEG_INFINITY));
+        Self(op!(_mm512_mask_mov_ps(nothing, kept, self.0)))
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        op!(_mm512_reduce_max_ps(self.0))
+    }
+}
