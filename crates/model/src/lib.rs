@@ -1,1 +1,18 @@
-//! To be written.
+//! A language model on a device: its shape, its packed weights and the layer loop.
+//!
+//! The order of the kernels is all that is written here. No floating-point arithmetic happens
+//! outside crate `kernels` (promise P1), nothing here decides which blocks a sequence has (`kv`),
+//! which rows run together (`engine`) or which token follows (sampling).
+
+mod forward;
+mod load;
+mod logits;
+mod scratch;
+mod spec;
+mod weights;
+
+pub use forward::{Row, Step, StepError};
+pub use load::{LoadError, LoadOptions, LoadProgress};
+pub use scratch::{Scratch, ScratchError, ScratchShape};
+pub use spec::{Architecture, Rope, Spec, SpecError};
+pub use weights::Model;

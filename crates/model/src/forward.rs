@@ -1,0 +1,406 @@
+//! Hot path. The layer loop: which kernel follows which, for any mix of rows.
+//!
+//! No arithmetic of its own and no decision that depends on how many rows there are, so a row's
+//! bits are those that the kernels give it (P1).
+
+use std::ops::Range;
+
+use ids::{BLOCK_TOKENS, KvHeadIdx, LayerIdx, Position, SlotIdx, TokenId};
+use kernels::{
+    Attend, AttendSequence, Device, DeviceLost, Epilogue, HeadShape, KvWrite, Matmul, MatmulOutput,
+    RmsNorm,
+};
+use kv::BlockTable;
+
+use crate::scratch::{Activations, Scratch};
+use crate::weights::{Layer, Linear, Model};
+
+/// One token to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// What stands there.
+    pub token: TokenId,
+    /// Where in its sequence; its block must be in the table.
+    pub position: Position,
+    /// Index of its sequence among the tables of the step.
+    pub sequence: usize,
+}
+
+/// One forward pass.
+pub struct Step<'a, D: Device> {
+    /// Rows of a sequence stand together, in ascending position; sequences may be mixed freely.
+    pub rows: &'a [Row],
+    /// The sequences, with the blocks of the rows already appended.
+    pub tables: &'a [&'a BlockTable],
+    /// The device memory that the tables point into.
+    pub slots: &'a D::Slots,
+    /// Asked before every layer: true ends the step (P6).
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// A step that gave no result. The K and V of its rows are written in part, so its positions
+/// must be run again or be given up; earlier positions are untouched.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StepError {
+    /// `stop` said so.
+    #[error("step stopped before layer {layer}")]
+    Stopped {
+        /// The first layer that did not run.
+        layer: u16,
+    },
+    /// A token that the model does not have; nothing was written.
+    #[error("token {token} of row {row} is not in the vocabulary of {vocab}")]
+    Token {
+        /// Index of the row.
+        row: usize,
+        /// Its token.
+        token: u32,
+        /// Tokens of the model.
+        vocab: u32,
+    },
+    /// A position that the model does not have; nothing was written.
+    #[error("position {position} of row {row} is beyond the context of {context}")]
+    Position {
+        /// Index of the row.
+        row: usize,
+        /// Its position.
+        position: u32,
+        /// Positions that can be run.
+        context: u32,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceLost),
+}
+
+impl<D: Device> Model<D> {
+    /// Runs all layers for all rows: writes their K and V, attends, and leaves the hidden states
+    /// in `scratch`, for [`Scratch::read_hidden`] and [`Model::logits_of_rows`].
+    ///
+    /// The slots of a block are zeroed here when its first token is run, so that lanes without a
+    /// token are zero.
+    ///
+    /// # Errors
+    /// [`StepError`]; the hidden states are those of no step then.
+    ///
+    /// # Panics
+    /// When the step is larger than the scratch, a table is missing or lacks the block of a row,
+    /// or the rows of a sequence do not ascend: faults of the caller.
+    pub fn forward(&self, scratch: &mut Scratch<D>, step: &Step<'_, D>) -> Result<(), StepError> {
+        scratch.hidden_rows = 0;
+        self.list(scratch, step)?;
+        let count = step.rows.len();
+        let Scratch {
+            stream,
+            activations,
+            lists,
+            ..
+        } = &mut *scratch;
+        if !lists.opened.is_empty() {
+            self.device.zero(stream, step.slots, &lists.opened);
+        }
+        self.device.embed(
+            stream,
+            &self.weights.embedding,
+            &lists.tokens,
+            &mut activations.hidden,
+        );
+        let kv_heads = usize::from(self.spec.kv_heads);
+        let runs = runs(step.rows);
+        let columns = self.columns(step, &runs);
+        let mut sequences = Vec::with_capacity(runs.len());
+        for (index, layer) in (0..).map(LayerIdx).zip(&self.weights.layers) {
+            if (step.stop)() {
+                return Err(StepError::Stopped { layer: index.0 });
+            }
+            let at = usize::from(index.0);
+            sequences.clear();
+            let tables = columns[at * runs.len() * kv_heads..].chunks_exact(kv_heads);
+            sequences.extend(
+                runs.iter()
+                    .zip(tables)
+                    .map(|(rows, tables)| AttendSequence {
+                        rows: rows.clone(),
+                        tables,
+                    }),
+            );
+            let rows = LayerRows {
+                count,
+                positions: &lists.positions,
+                slots: &lists.slots[at * count * kv_heads..][..count * kv_heads],
+                sequences: &sequences,
+            };
+            self.attention(stream, activations, layer, &rows, step.slots);
+            self.feed_forward(stream, activations, layer, count);
+        }
+        self.device.synchronise(stream)?;
+        scratch.hidden_rows = count;
+        Ok(())
+    }
+}
+
+/// What every layer needs to know about the rows.
+struct LayerRows<'a> {
+    count: usize,
+    /// `[rows]`.
+    positions: &'a [u32],
+    /// `[rows][kv_heads]`, of this layer.
+    slots: &'a [SlotIdx],
+    /// Of this layer.
+    sequences: &'a [AttendSequence<'a>],
+}
+
+impl<D: Device> Model<D> {
+    /// Checks the rows and writes down, once per step, what the launches of all layers need.
+    fn list(&self, scratch: &mut Scratch<D>, step: &Step<'_, D>) -> Result<(), StepError> {
+        let count = step.rows.len();
+        assert!(
+            count <= scratch.shape.rows,
+            "{count} rows in a scratch of {:?}",
+            scratch.shape
+        );
+        let (vocab, context) = (self.spec.vocab, self.context());
+        for (index, row) in step.rows.iter().enumerate() {
+            if row.token.0 >= vocab {
+                return Err(StepError::Token {
+                    row: index,
+                    token: row.token.0,
+                    vocab,
+                });
+            }
+            if row.position.0 >= context {
+                return Err(StepError::Position {
+                    row: index,
+                    position: row.position.0,
+                    context,
+                });
+            }
+        }
+        let lists = &mut scratch.lists;
+        lists.tokens.clear();
+        lists.tokens.extend(step.rows.iter().map(|row| row.token.0));
+        lists.positions.clear();
+        lists
+            .positions
+            .extend(step.rows.iter().map(|row| row.position.0));
+        let kv_heads = usize::from(self.spec.kv_heads);
+        lists.opened.clear();
+        lists.slots.clear();
+        lists
+            .slots
+            .resize(self.spec.slices_per_block() * count, SlotIdx(0));
+        for (index, row) in step.rows.iter().enumerate() {
+            let table = step.tables[row.sequence];
+            assert_eq!(table.shape(), self.spec.shape(), "a table of another model");
+            let block = row.position.0 as usize / BLOCK_TOKENS;
+            let open = opens_and_leaves_open(step.rows, index);
+            for layer in 0..self.spec.layers {
+                for head in 0..self.spec.kv_heads {
+                    let slot = table.slots(LayerIdx(layer), KvHeadIdx(head))[block];
+                    let at = usize::from(layer) * count + index;
+                    lists.slots[at * kv_heads + usize::from(head)] = slot;
+                    if open {
+                        lists.opened.push(slot);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For every layer, every run of rows and every KV head, the slots that are attended to:
+    /// `[layers][runs][kv_heads]`.
+    fn columns<'a>(&self, step: &Step<'a, D>, runs: &[Range<usize>]) -> Vec<&'a [SlotIdx]> {
+        let mut columns = Vec::with_capacity(self.spec.slices_per_block() * runs.len());
+        for layer in 0..self.spec.layers {
+            for run in runs {
+                let table = step.tables[step.rows[run.start].sequence];
+                let heads = (0..self.spec.kv_heads).map(KvHeadIdx);
+                columns.extend(heads.map(|head| table.slots(LayerIdx(layer), head)));
+            }
+        }
+        columns
+    }
+
+    fn attention(
+        &self,
+        stream: &mut D::Stream,
+        activations: &mut Activations<D>,
+        layer: &Layer<D>,
+        rows: &LayerRows<'_>,
+        slots: &D::Slots,
+    ) {
+        let a = activations;
+        let device = &self.device;
+        let shape = HeadShape {
+            heads: usize::from(self.spec.heads),
+            kv_heads: usize::from(self.spec.kv_heads),
+            head_dim: usize::from(self.spec.head_dim),
+        };
+        device.rms_norm(
+            stream,
+            RmsNorm {
+                rows: rows.count,
+                x: &a.hidden,
+                gamma: &layer.attention_norm,
+                eps: self.spec.rms_eps,
+                y: &mut a.normed,
+            },
+        );
+        let outputs = &mut [
+            product(&layer.query, &mut a.query, Epilogue::Store),
+            product(&layer.key, &mut a.key, Epilogue::Store),
+            product(&layer.value, &mut a.value, Epilogue::Store),
+        ];
+        let x = &a.normed;
+        device.matmul(
+            stream,
+            Matmul {
+                rows: rows.count,
+                x,
+                outputs,
+            },
+        );
+        device.rope(
+            stream,
+            &self.rope,
+            shape.heads,
+            rows.positions,
+            &mut a.query,
+        );
+        device.rope(
+            stream,
+            &self.rope,
+            shape.kv_heads,
+            rows.positions,
+            &mut a.key,
+        );
+        // All rows are stored before any attends, because those of a chunk see one another, and
+        // see what is stored (rounded), as later chunks will.
+        device.kv_write(
+            stream,
+            slots,
+            KvWrite {
+                kv_heads: shape.kv_heads,
+                k: &a.key,
+                v: &a.value,
+                slots: rows.slots,
+                positions: rows.positions,
+            },
+        );
+        device.attend(
+            stream,
+            slots,
+            Attend {
+                shape,
+                q: &a.query,
+                positions: rows.positions,
+                sequences: rows.sequences,
+                scale: self.attention_scale,
+                out: &mut a.mixed,
+            },
+        );
+        let outputs = &mut [product(
+            &layer.attention_output,
+            &mut a.hidden,
+            Epilogue::Add,
+        )];
+        let x = &a.mixed;
+        device.matmul(
+            stream,
+            Matmul {
+                rows: rows.count,
+                x,
+                outputs,
+            },
+        );
+    }
+
+    fn feed_forward(
+        &self,
+        stream: &mut D::Stream,
+        activations: &mut Activations<D>,
+        layer: &Layer<D>,
+        rows: usize,
+    ) {
+        let a = activations;
+        let device = &self.device;
+        device.rms_norm(
+            stream,
+            RmsNorm {
+                rows,
+                x: &a.hidden,
+                gamma: &layer.feed_forward_norm,
+                eps: self.spec.rms_eps,
+                y: &mut a.normed,
+            },
+        );
+        let outputs = &mut [
+            product(&layer.gate, &mut a.gate, Epilogue::Store),
+            product(&layer.up, &mut a.up, Epilogue::Store),
+        ];
+        device.matmul(
+            stream,
+            Matmul {
+                rows,
+                x: &a.normed,
+                outputs,
+            },
+        );
+        let ffn = usize::try_from(self.spec.ffn).expect("weights of it are in memory");
+        device.silu_mul(stream, rows * ffn, &mut a.gate, &a.up);
+        let outputs = &mut [product(&layer.down, &mut a.hidden, Epilogue::Add)];
+        device.matmul(
+            stream,
+            Matmul {
+                rows,
+                x: &a.gate,
+                outputs,
+            },
+        );
+    }
+}
+
+fn product<'a, D: Device>(
+    linear: &'a Linear<D>,
+    y: &'a mut D::Buffer<f32>,
+    epilogue: Epilogue,
+) -> MatmulOutput<'a, D> {
+    MatmulOutput {
+        weight: &linear.weight,
+        bias: linear.bias.as_ref(),
+        y,
+        epilogue,
+    }
+}
+
+/// The rows of each sequence that stand together.
+fn runs(rows: &[Row]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, row) in rows.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if rows[run.start].sequence == row.sequence => {
+                let before = rows[index - 1].position;
+                assert!(
+                    before < row.position,
+                    "{before:?} is followed by {:?}",
+                    row.position
+                );
+                run.end = index + 1;
+            }
+            Some(_) | None => runs.push(index..index + 1),
+        }
+    }
+    runs
+}
+
+/// Whether a row is the first token of its block and the step does not fill that block.
+fn opens_and_leaves_open(rows: &[Row], index: usize) -> bool {
+    let first = rows[index];
+    let position = first.position.0 as usize;
+    let last = rows.get(index + BLOCK_TOKENS - 1);
+    let filled = last.is_some_and(|row| {
+        row.sequence == first.sequence && row.position.0 as usize == position + BLOCK_TOKENS - 1
+    });
+    position.is_multiple_of(BLOCK_TOKENS) && !filled
+}
