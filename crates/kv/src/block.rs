@@ -9,9 +9,9 @@
 
 use std::fmt;
 
-use ids::{BLOCK_TOKENS, BlockKey, KvHeadIdx, LayerIdx, TokenId};
+use ids::{BLOCK_TOKENS, BlockKey, KvHeadIdx, LayerIdx, SlotIdx, TokenId};
 
-use crate::pool::{SlotIdx, SlotLease};
+use crate::pool::SlotLease;
 use crate::shape::Shape;
 
 #[cfg(test)]

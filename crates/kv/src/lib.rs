@@ -11,7 +11,8 @@ mod shape;
 mod table;
 
 pub use block::{BlockFull, FillingBlock, NotFull, SealedBlock, WrongSlotCount};
-pub use pool::{Occupancy, PoolFull, SlotIdx, SlotLease, SlotPool, SlotReservation};
+pub use ids::SlotIdx;
+pub use pool::{Occupancy, PoolFull, SlotLease, SlotPool, SlotReservation};
 pub use prefix::{InsertRefused, PrefixIndex, RefusedBecause};
 pub use shape::{Shape, blocks_for, checksum};
 pub use table::{AppendError, BlockTable, PushSealedError, SealError};

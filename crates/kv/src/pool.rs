@@ -9,15 +9,11 @@ use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
 
+use ids::SlotIdx;
 use parking_lot::Mutex;
 
 #[cfg(test)]
 mod tests;
-
-/// Number of a device slot: the place of one slice in the device's KV arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
-pub struct SlotIdx(pub u32);
 
 /// Not enough slots are free of leases and of other reservations; nothing was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

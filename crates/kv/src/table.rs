@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use ids::{BLOCK_TOKENS, BlockKey, KvHeadIdx, LayerIdx, TokenId};
+use ids::{BLOCK_TOKENS, BlockKey, KvHeadIdx, LayerIdx, SlotIdx, TokenId};
 
 use crate::block::{FillingBlock, NotFull, SealedBlock};
-use crate::pool::{SlotIdx, SlotReservation};
+use crate::pool::SlotReservation;
 use crate::shape::{Shape, blocks_for};
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Blocks give their guards back when a step fails, and free their slots when dropped.
 
-use ids::{BlockHash, BlockKey, KvHeadIdx, LayerIdx, TokenId};
+use ids::{BlockHash, BlockKey, KvHeadIdx, LayerIdx, SlotIdx, TokenId};
 
 use super::{BlockFull, FillingBlock};
-use crate::pool::{SlotIdx, SlotPool};
+use crate::pool::SlotPool;
 use crate::shape::Shape;
 
 const SHAPE: Shape = Shape {

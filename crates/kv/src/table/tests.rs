@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ids::{BlockHash, BlockKey, KvHeadIdx, LayerIdx, TokenId};
+use ids::{BlockHash, BlockKey, KvHeadIdx, LayerIdx, SlotIdx, TokenId};
 use proptest::prelude::*;
 
 use super::{BlockTable, PushSealedError, SealError};
-use crate::pool::{SlotIdx, SlotPool};
+use crate::pool::SlotPool;
 use crate::shape::Shape;
 
 const SHAPE: Shape = Shape {
