@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ids::{BlockHash, ByteCount, Span, TokenId};
 use session::{
-    Finish, GenerateRequest, Generation, Handover, Ledger, Moved, PrefillEvent, PrefillRequest,
-    Prompt, Sampling, SealedBlock, StreamItem, Usage,
+    Copied, Finish, GenerateRequest, Generation, Handover, Ledger, Moved, PrefillEvent,
+    PrefillRequest, Prompt, Sampling, SealedBlock, StreamItem, Usage,
 };
 
 use crate::cluster::tier;
@@ -305,6 +305,7 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
             Item::Handover(handover) => {
                 Self::Handover(Box::new(read::message("handover", Some(handover))?))
             }
+            Item::Copied(copied) => Self::Copied(read::message("copied", Some(copied))?),
         })
     }
 }
@@ -317,6 +318,7 @@ impl From<PrefillEvent> for v1::PrefillEvent {
                 blocks: blocks.into_iter().map(Into::into).collect(),
             }),
             PrefillEvent::Handover(handover) => Item::Handover((*handover).into()),
+            PrefillEvent::Copied(copied) => Item::Copied(copied.into()),
         };
         Self { item: Some(item) }
     }
@@ -371,8 +373,29 @@ impl TryFrom<v1::Handover> for Handover {
             queued: Span(wire.queued_ns),
             computed: Span(wire.computed_ns),
             moved: read::list("moved", wire.moved, limits::MOVED_MAX)?,
-            copied_blocks: wire.copied_blocks,
         })
+    }
+}
+
+impl TryFrom<v1::Copied> for Copied {
+    type Error = InvalidMessage;
+
+    fn try_from(wire: v1::Copied) -> Result<Self, InvalidMessage> {
+        let moved = read::list("moved", wire.moved, limits::MOVED_MAX)?;
+        Ok(Self {
+            moved,
+            blocks: wire.blocks,
+        })
+    }
+}
+
+impl From<Copied> for v1::Copied {
+    fn from(copied: Copied) -> Self {
+        let moved = copied.moved.into_iter().map(Into::into).collect();
+        Self {
+            moved,
+            blocks: copied.blocks,
+        }
     }
 }
 
@@ -390,7 +413,6 @@ impl From<Handover> for v1::Handover {
             queued_ns: handover.queued.0,
             computed_ns: handover.computed.0,
             moved: handover.moved.into_iter().map(Into::into).collect(),
-            copied_blocks: handover.copied_blocks,
         }
     }
 }

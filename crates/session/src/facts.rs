@@ -69,10 +69,17 @@ pub struct Handover {
     pub queued: Span,
     /// Time from the first chunk to the last seal.
     pub computed: Span,
-    /// What moved on prefill's side (to its host tier and to the homes).
+    /// What moved between prefill's device and its host tier.
     pub moved: Vec<Moved>,
-    /// Blocks whose copy on a home was confirmed.
-    pub copied_blocks: u32,
+}
+
+/// How far the copies on the homes got; they never hold up the hand-over (P8).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// What moved to the homes.
+    pub moved: Vec<Moved>,
+    /// Blocks that a home has confirmed.
+    pub blocks: u32,
 }
 
 /// Bytes that went from one tier to another for one request.
@@ -185,6 +192,8 @@ pub struct PrefillRequest {
 pub enum PrefillEvent {
     /// Blocks that are complete and can be fetched from now on, in ascending order.
     Sealed(Vec<SealedBlock>),
-    /// The last item.
+    /// The prompt is done; decode can start.
     Handover(Box<Handover>),
+    /// The last item, when the copies are as complete as they will be.
+    Copied(Copied),
 }

@@ -6,6 +6,6 @@
 mod facts;
 
 pub use facts::{
-    Finish, GenerateRequest, Generation, Handover, Ledger, Moved, PrefillEvent, PrefillRequest,
-    Prompt, Sampling, SealedBlock, StreamItem, Usage,
+    Copied, Finish, GenerateRequest, Generation, Handover, Ledger, Moved, PrefillEvent,
+    PrefillRequest, Prompt, Sampling, SealedBlock, StreamItem, Usage,
 };
