@@ -99,8 +99,8 @@ impl Lanes for Avx2Lanes {
 
     #[inline(always)]
     fn store_f16(self, to: &mut [u16; LANES]) {
-        let low = op!(_mm256_cvtps_ph::<NEAREST>(self.0));
-        let high = op!(_mm256_cvtps_ph::<NEAREST>(self.1));
+        let low = op!(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+        let high = op!(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1));
         op!(_mm_storeu_si128(to.as_mut_ptr().cast(), low));
         op!(_mm_storeu_si128(to[8..].as_mut_ptr().cast(), high));
     }
@@ -207,7 +207,7 @@ impl Lanes for Avx512Lanes {
 
     #[inline(always)]
     fn store_f16(self, to: &mut [u16; LANES]) {
-        let bits = op!(_mm512_cvtps_ph::<NEAREST>(self.0));
+        let bits = op!(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
         op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), bits));
     }
 

@@ -268,7 +268,7 @@ fn finish_lanes<V: Lanes>(state: &[f32], out: &mut [f32]) {
     let sums = state[State::SUMS..].first_chunk().expect("16 lane sums");
     let sum = tree_sum(*sums);
     assert!(
-        state[0] != f32::NEG_INFINITY,
+        state[State::SEEN] != 0.0,
         "a row attends to no block of its table"
     );
     let inverse = V::splat(1.0 / sum);

@@ -68,7 +68,7 @@ unsafe fn tile<C: Codes, const R: usize>(
     rows: &[QuantisedRow<'_>; R],
     products: &mut [Products; R],
 ) {
-    let groups = BLOCK * C::BITS / 64;
+    let groups = BLOCK * C::BITS / 32;
     let code_bytes = groups * 64;
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
     for block in 0..panel.scales.len() {

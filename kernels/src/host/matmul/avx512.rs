@@ -69,7 +69,7 @@ unsafe fn tile<C: Codes, const R: usize>(
     rows: &[QuantisedRow<'_>; R],
     products: &mut [Products; R],
 ) {
-    let groups = BLOCK * C::BITS / 64;
+    let groups = BLOCK * C::BITS / 32;
     let code_bytes = groups * 64;
     let mut sums = [_mm512_setzero_ps(); R];
     for block in 0..panel.scales.len() {
