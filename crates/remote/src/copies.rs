@@ -125,6 +125,12 @@ impl<S> Copies<S> {
         self.held.get(&key).map(|held| &held.copy)
     }
 
+    /// Shards of a key that are kept, in order.
+    pub fn shards_of(&self, key: BlockKey) -> impl Iterator<Item = ShardId> + '_ {
+        let range = (key, ShardId(0))..=(key, ShardId(u16::MAX));
+        self.held.range(range).map(|((_, shard), _)| *shard)
+    }
+
     /// Drops idle blocks, least recently used first, until `wanted` slices or all idle ones are
     /// gone; returns how many slices went.
     pub fn evict(&mut self, wanted: usize) -> usize {

@@ -197,6 +197,12 @@ impl<T> Leases<T> {
             .collect()
     }
 
+    /// Under which ownership a session is held here, whether or not its lease ran out.
+    #[must_use]
+    pub fn epoch_of(&self, session: SessionId) -> Option<Epoch> {
+        self.held.get(&session).map(|held| held.epoch)
+    }
+
     /// When [`Self::expire`] has something to do next.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Moment> {
