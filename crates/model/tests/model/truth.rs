@@ -16,7 +16,8 @@ fn tokens(count: usize, vocab: u32, seed: u64) -> Vec<u32> {
         .collect()
 }
 
-/// Largest difference to the reference over all logits of all positions.
+/// No logit of any position may be off by more than `tolerance` of the largest. Keys and values
+/// that lie between two 16-bit numbers are rounded either way: that alone gives some 5e-4.
 fn check(tiny: &Tiny, tolerance: f64) {
     let file = tiny.file();
     let tokens = tokens(53, tiny.vocab, 3);
@@ -24,7 +25,7 @@ fn check(tiny: &Tiny, tolerance: f64) {
     let model = load(&open(&file), &device(2, None));
     let mut runner = Runner::new(model, 64, 20);
     let mut sequence = runner.sequence(64);
-    let mut worst = 0.0f64;
+    let (mut worst, mut largest) = (0.0f64, 0.0f64);
     for chunk in tokens.chunks(20) {
         let start = sequence.len();
         runner.step(&mut [(&mut sequence, chunk)]);
@@ -32,6 +33,7 @@ fn check(tiny: &Tiny, tolerance: f64) {
             let logits = runner.logits(row);
             for (ours, theirs) in logits.iter().zip(&expected[start + row]) {
                 worst = worst.max((f64::from(*ours) - theirs).abs());
+                largest = largest.max(theirs.abs());
             }
             let hidden = runner.hidden(row);
             runner.model.logits_of_hidden(&mut runner.scratch, &hidden);
@@ -43,8 +45,8 @@ fn check(tiny: &Tiny, tolerance: f64) {
             );
         }
     }
-    println!("{tiny:?}: largest difference of a logit {worst:e}");
-    assert!(worst < tolerance, "{tiny:?}: a logit is off by {worst}");
+    println!("{tiny:?}: largest difference {worst:e}, largest logit {largest:.1}");
+    assert!(worst < tolerance * largest, "{tiny:?}: {worst} off, largest logit {largest}");
 }
 
 #[test]
@@ -55,14 +57,14 @@ fn llama_agrees_with_the_formulas_for_every_storage_type() {
         (Stored::Q8_0, Stored::Q8_0),
         (Stored::Q4_1, Stored::Q8_0),
     ] {
-        check(&Tiny::llama(stored, embedding), 5e-3);
+        check(&Tiny::llama(stored, embedding), 2e-3);
     }
 }
 
 #[test]
 fn qwen2_agrees_with_the_formulas_biases_and_output_matrix_included() {
     for stored in [Stored::F32, Stored::F16, Stored::Q8_0] {
-        check(&Tiny::qwen2(stored), 5e-3);
+        check(&Tiny::qwen2(stored), 2e-3);
     }
 }
 
