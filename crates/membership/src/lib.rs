@@ -10,6 +10,7 @@
 mod error;
 mod keeper;
 mod listing;
+mod observe;
 mod registry;
 mod remote;
 mod service;
@@ -17,6 +18,7 @@ mod watch;
 
 pub use error::{KeepAliveError, RegisterError, Superseded, Unavailable};
 pub use keeper::{Registration, Standing};
+pub use observe::Observed;
 pub use proto::cluster::{LeaseId, Register, Registered, Revision};
 pub use registry::{Registry, RegistryConfig};
 pub use remote::Remote;
