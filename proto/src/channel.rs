@@ -1,9 +1,11 @@
 //! Channels with a connect timeout, keepalive and a deadline on each, and clients and servers with
 //! the message limit set: nobody builds one without.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use ids::Span;
+use parking_lot::Mutex;
 use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
@@ -64,6 +66,44 @@ pub fn channel(address: &str, options: &ChannelOptions) -> Result<Channel, Inval
         .timeout(options.request_deadline.into())
         .tcp_nodelay(true)
         .connect_lazy())
+}
+
+/// Channels by address, so that sessions with the same peer share a connection.
+#[derive(Debug)]
+pub struct Channels {
+    options: ChannelOptions,
+    /// The oldest goes when there are `peers_max`.
+    open: Mutex<VecDeque<(String, Channel)>>,
+    peers_max: usize,
+}
+
+impl Channels {
+    /// None yet; at most `peers_max` are kept.
+    #[must_use]
+    pub fn new(options: ChannelOptions, peers_max: usize) -> Self {
+        Self {
+            options,
+            open: Mutex::new(VecDeque::new()),
+            peers_max: peers_max.max(1),
+        }
+    }
+
+    /// The channel to `address`, made when there is none.
+    ///
+    /// # Errors
+    /// When `address` is not `host:port`.
+    pub fn to(&self, address: &str) -> Result<Channel, InvalidAddress> {
+        let mut open = self.open.lock();
+        if let Some((_, channel)) = open.iter().find(|(known, _)| known == address) {
+            return Ok(channel.clone());
+        }
+        let made = channel(address, &self.options)?;
+        if open.len() >= self.peers_max {
+            open.pop_front();
+        }
+        open.push_back((address.to_owned(), made.clone()));
+        Ok(made)
+    }
 }
 
 /// A request that says how long its caller waits; the server gives up then as well.

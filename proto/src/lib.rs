@@ -26,5 +26,7 @@ pub mod v1 {
     tonic::include_proto!("oasiskv.v1");
 }
 
-pub use channel::{ChannelOptions, InvalidAddress, channel, client, server, with_deadline};
+pub use channel::{
+    ChannelOptions, Channels, InvalidAddress, channel, client, server, with_deadline,
+};
 pub use invalid::InvalidMessage;

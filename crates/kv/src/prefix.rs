@@ -186,6 +186,11 @@ impl<V: Clone> PrefixIndex<V> {
         self.entries.is_empty()
     }
 
+    /// What is in, by hash.
+    pub fn payloads(&self) -> impl Iterator<Item = &V> {
+        self.entries.values().map(|entry| &entry.payload)
+    }
+
     /// Equal hashes of unequal blocks seen so far: a metric that should stay at zero.
     #[must_use]
     pub fn collisions(&self) -> u64 {
