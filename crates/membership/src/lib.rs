@@ -8,6 +8,7 @@
 //! for [`Registration::listed`], and at the end [`Registration::leave`].
 
 mod error;
+mod join;
 mod keeper;
 mod listing;
 mod observe;
@@ -17,6 +18,7 @@ mod service;
 mod watch;
 
 pub use error::{KeepAliveError, RegisterError, Superseded, Unavailable};
+pub use join::{Bound, JoinConfig, NodeConfig, join};
 pub use keeper::{Registration, Standing};
 pub use observe::Observed;
 pub use proto::cluster::{LeaseId, Register, Registered, Revision};

