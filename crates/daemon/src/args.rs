@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser};
 
-use crate::config::{ConfigError, Overrides, Sources};
+use crate::config::{Overrides, Sources};
 use crate::exit;
 use crate::telemetry::{LogFormat, LogLevel};
 
@@ -67,22 +67,20 @@ impl FromStr for Assignment {
 impl CommonArgs {
     /// The sources these flags name. A program's own flags win over the file and the environment,
     /// the common flags over those, and `--set` over all.
-    ///
-    /// # Errors
-    /// [`ConfigError`] if a flag's value cannot be written as a setting.
-    pub fn sources(&self, env_prefix: &str, own: Overrides) -> Result<Sources, ConfigError> {
+    #[must_use]
+    pub fn sources(&self, env_prefix: &str, own: Overrides) -> Sources {
         let mut overrides = own;
-        overrides.set("--log-level", "log.level", self.log_level)?;
-        overrides.set("--log-format", "log.format", self.log_format)?;
-        overrides.set("--insecure", "insecure", self.insecure.then_some(true))?;
+        overrides.set("--log-level", "log.level", self.log_level);
+        overrides.set("--log-format", "log.format", self.log_format);
+        overrides.set("--insecure", "insecure", self.insecure.then_some(true));
         for Assignment { key, value } in &self.set {
             overrides.set_text("--set", key, value);
         }
-        Ok(Sources {
+        Sources {
             file: self.config.clone(),
             env_prefix: env_prefix.to_owned(),
             overrides,
-        })
+        }
     }
 }
 
@@ -133,12 +131,8 @@ mod tests {
                 value: "c=d".into()
             }]
         );
-        assert!(
-            program
-                .common
-                .sources("P", super::Overrides::default())
-                .is_ok()
-        );
+        let sources = program.common.sources("P", super::Overrides::default());
+        assert_eq!(sources.env_prefix, "P");
         assert!(Program::try_parse_from(["p", "--set", "alone"]).is_err());
         assert!(Program::try_parse_from(["p", "--log-level", "loud"]).is_err());
     }

@@ -60,6 +60,8 @@ enum Given {
     Text(String),
     /// A typed value.
     Typed(Value),
+    /// Not a value, with the serializer's words.
+    Unwritable(String),
 }
 
 impl Overrides {
@@ -74,27 +76,19 @@ impl Overrides {
         });
     }
 
-    /// Sets `key` to what a flag was parsed into; `None` leaves the key alone.
-    ///
-    /// # Errors
-    /// [`ConfigError::Unwritable`] if the value has no JSON form.
-    pub fn set<T: Serialize>(
-        &mut self,
-        flag: &str,
-        key: &str,
-        value: Option<T>,
-    ) -> Result<(), ConfigError> {
-        let Some(value) = value else { return Ok(()) };
-        let value = serde_json::to_value(value).map_err(|e| ConfigError::Unwritable {
-            problem: e.to_string(),
-        })?;
-        let origin = Origin::Flag(flag.to_owned());
+    /// Sets `key` to what a flag was parsed into; `None` leaves the key alone. A value without a
+    /// JSON form is reported by [`load`].
+    pub fn set<T: Serialize>(&mut self, flag: &str, key: &str, value: Option<T>) {
+        let Some(value) = value else { return };
+        let value = match serde_json::to_value(value) {
+            Ok(value) => Given::Typed(value),
+            Err(error) => Given::Unwritable(error.to_string()),
+        };
         self.0.push(Setting {
-            origin,
+            origin: Origin::Flag(flag.to_owned()),
             key: key.to_owned(),
-            value: Given::Typed(value),
+            value,
         });
-        Ok(())
     }
 }
 

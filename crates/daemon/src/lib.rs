@@ -9,6 +9,7 @@ pub mod admin;
 pub mod args;
 pub mod bind;
 pub mod config;
+pub mod environment;
 pub mod exit;
 mod lifecycle;
 mod listen;

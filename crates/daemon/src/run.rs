@@ -72,7 +72,7 @@ fn load<C: Settings>(
     common: &CommonArgs,
     own: Overrides,
 ) -> Result<(C, Option<String>), ConfigError> {
-    let config: C = config::load(&common.sources(program.env_prefix, own)?)?;
+    let config: C = config::load(&common.sources(program.env_prefix, own))?;
     config.check()?;
     let text = match (common.print_config, common.check_config) {
         (true, _) => Some(config::print(&config)?),

@@ -1,1 +1,182 @@
-//! To be written.
+//! The gateway: OpenAI's HTTP interface in front of the cluster. It renders, encodes and checks a
+//! request once, asks the coordinator for a plan, and streams what decode samples.
+//! What it deliberately does not do: compute, hold KV, or remember a request after its answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use daemon::{BoundedListener, Condition, Endpoint, Exposure, OnExit, Role};
+use parking_lot::Mutex;
+use prometheus::Registry;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+mod answer;
+mod api;
+mod cluster;
+mod config;
+mod generate;
+mod metrics;
+mod stops;
+mod text;
+
+pub use config::{Config, CoordinatorConfig, LimitsConfig, ModelConfig, QueueConfig, StreamConfig};
+pub use text::{ModelError, ServedModel};
+
+use api::Api;
+use cluster::Cluster;
+use generate::{Generator, Ingredients};
+use metrics::Metrics;
+
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct Gateway {
+    /// The public address.
+    pub address: SocketAddr,
+    /// The admin endpoint's address.
+    pub admin: SocketAddr,
+}
+
+/// Why a gateway did not start. What it had begun ends with its role.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be had.
+    #[error(transparent)]
+    Bind(#[from] daemon::BindError),
+    /// The coordinator's address is malformed.
+    #[error("`coordinator.address`")]
+    Coordinator(#[from] proto::InvalidAddress),
+    /// A metric clashes with another.
+    #[error("cannot register the gateway's metrics")]
+    Metrics(#[from] prometheus::Error),
+    /// The system refused a socket or a thread.
+    #[error("cannot serve")]
+    System(#[from] std::io::Error),
+}
+
+impl Gateway {
+    /// Binds, registers and serves as tasks of `role`; ready once the cluster is. Inside a runtime
+    /// only.
+    ///
+    /// # Errors
+    /// [`StartError`], which names the setting.
+    pub fn start(
+        config: &Config,
+        model: Arc<ServedModel>,
+        role: &Role,
+    ) -> Result<Self, StartError> {
+        let exposure = Exposure::from_insecure(config.insecure);
+        let socket = |field, address| {
+            daemon::bind(
+                Endpoint {
+                    role: role.name(),
+                    field,
+                    address,
+                },
+                exposure,
+            )
+        };
+        let public = socket("listen", config.listen)?;
+        let admin = socket("admin.listen", config.admin.listen)?;
+        let address = public.local_addr()?;
+
+        let registry = daemon::metrics::registry(&[])?;
+        let metrics = metrics(&registry, &model, config)?;
+        let cluster = Arc::new(Cluster::try_new(&config.coordinator)?);
+        let class = Arc::new(Mutex::new(String::new()));
+        let generator = Generator::new(Ingredients {
+            role: role.clone(),
+            cluster: Arc::clone(&cluster),
+            model: Arc::clone(&model),
+            metrics: Arc::clone(&metrics),
+            queue: config.queue.clone(),
+            stream: config.stream.clone(),
+            class: Arc::clone(&class),
+        });
+        let watch = Watch {
+            cluster,
+            model: Arc::clone(&model),
+            class,
+            ready: role.readiness().condition("cluster"),
+        };
+        let every = config.coordinator.refresh.duration();
+        let stop = role.stop();
+        role.spawn("watch cluster", OnExit::Ignore, async move {
+            stop.run_until_cancelled(watch.run(every)).await;
+        });
+
+        let beside = daemon::admin::router(vec![role.probes()], vec![registry.clone()]);
+        let router = Api::new(model, metrics, generator, config.clone()).router(beside);
+        let listener = BoundedListener::try_new(public, config.limits.connections_max)?;
+        serve(role, listener, router);
+        let admin = role.serve_admin(admin, config.admin.connections_max, vec![registry])?;
+        role.readiness().started();
+        tracing::info!(%address, %admin, "the gateway serves");
+        Ok(Self { address, admin })
+    }
+}
+
+fn metrics(
+    registry: &Registry,
+    model: &ServedModel,
+    config: &Config,
+) -> Result<Arc<Metrics>, prometheus::Error> {
+    let limits = [
+        ("queue.waiting_max", config.queue.waiting_max as u64),
+        ("limits.requests_max", config.limits.requests_max as u64),
+        (
+            "limits.connections_max",
+            config.limits.connections_max as u64,
+        ),
+        ("limits.body_max", config.limits.body_max.get()),
+        ("stream.buffer", config.stream.buffer as u64),
+    ];
+    Metrics::try_new(registry, model.name(), &limits).map(Arc::new)
+}
+
+/// Accepts until the drain begins; then open answers get the drain's grace to finish.
+fn serve(role: &Role, listener: BoundedListener, router: axum::Router) {
+    let finished = CancellationToken::new();
+    let (draining, stop) = (role.draining(), role.stop());
+    let over = finished.clone().drop_guard();
+    role.spawn("serve", OnExit::Shutdown, async move {
+        let _over = over;
+        let served = axum::serve(listener, router)
+            .with_graceful_shutdown(async move { draining.cancelled().await });
+        tokio::select! {
+            outcome = served => outcome,
+            () = stop.cancelled() => Ok(()),
+        }
+    });
+    role.on_drain("finish answers", async move { finished.cancelled().await });
+}
+
+/// Keeps readiness and the expected numerics class up to date.
+struct Watch {
+    cluster: Arc<Cluster>,
+    model: Arc<ServedModel>,
+    class: Arc<Mutex<String>>,
+    ready: Condition,
+}
+
+impl Watch {
+    async fn run(self, every: std::time::Duration) {
+        loop {
+            let survey = match self.cluster.nodes().await {
+                Ok(nodes) => cluster::survey(&nodes, self.model.digest()),
+                Err(status) => {
+                    tracing::debug!(%status, "the coordinator does not answer");
+                    Err("the coordinator does not answer".to_owned())
+                }
+            };
+            match survey {
+                Ok(class) => {
+                    *self.class.lock() = class;
+                    self.ready.hold();
+                }
+                Err(missing) => self.ready.fail(missing),
+            }
+            sleep(every).await;
+        }
+    }
+}

@@ -1,2 +1,65 @@
-//! To be written.
-fn main() {}
+//! `oasiskv-gateway`: the gateway as a process of its own.
+//! What it deliberately does not do: anything that `gateway::Gateway` or `daemon` does.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use checkpoint::{Bar, FetchConfig};
+use clap::Parser;
+use daemon::{CommonArgs, Daemon, Overrides, Program};
+use gateway::{Config, Gateway, ServedModel};
+
+/// OasisKV's gateway: the OpenAI API in front of the cluster.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Listen here.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Serve this model: an alias, or the path of a .gguf file.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Ask this coordinator for plans.
+    #[arg(long, value_name = "HOST:PORT")]
+    coordinator: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let args: Args = match daemon::parse() {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    let mut own = Overrides::default();
+    own.set("--listen", "listen", args.listen);
+    own.set("--model", "model.name", args.model);
+    own.set("--coordinator", "coordinator.address", args.coordinator);
+    let program = Program {
+        name: "oasiskv-gateway",
+        env_prefix: "OASISKV_GATEWAY",
+    };
+    daemon::run(program, &args.common, own, start)
+}
+
+async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    let role = daemon.role("gateway");
+    let model = config.model.clone();
+    let open = tokio::task::spawn_blocking(move || {
+        let cache = match model.cache.as_os_str().is_empty() {
+            true => daemon::environment::cache_dir(),
+            false => PathBuf::from(&model.cache),
+        };
+        let mut fetch = FetchConfig::new(cache);
+        fetch.hub.offline = model.hub_offline;
+        let resolved = checkpoint::resolve(&model.name, &fetch, &mut Bar::default())
+            .with_context(|| format!("`model.name` = {:?}", model.name))?;
+        anyhow::Ok(ServedModel::open(&resolved)?)
+    });
+    let model = Arc::new(open.await??);
+    Gateway::start(&config, model, &role)?;
+    Ok(())
+}

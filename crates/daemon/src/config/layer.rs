@@ -51,6 +51,11 @@ impl Layer {
         }
         let leaf = match value {
             Given::Typed(value) => value.clone(),
+            Given::Unwritable(problem) => {
+                return Err(ConfigError::Unwritable {
+                    problem: problem.clone(),
+                });
+            }
             Given::Text(text) => typed(text, path.iter().try_fold(defaults, |at, k| at.get(k))),
         };
         let value = path.iter().rev().fold(leaf, |value, part| {
