@@ -1,0 +1,66 @@
+//! What a loop has done and is doing, for metrics and for liveness. Read from other threads.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Written by one loop, read by anybody.
+#[derive(Debug, Default)]
+pub struct Counters {
+    steps: AtomicU64,
+    rows: AtomicU64,
+    waiting: AtomicU32,
+    running: AtomicU32,
+    stopped: AtomicBool,
+}
+
+/// One reading of [`Counters`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoopState {
+    /// Passes through the model since the start. Grows while work is queued, or the loop hangs.
+    pub steps: u64,
+    /// Rows (tokens) computed since the start.
+    pub rows: u64,
+    /// Requests that wait for their first step.
+    pub waiting: u32,
+    /// Requests in the batch.
+    pub running: u32,
+    /// The thread has ended.
+    pub stopped: bool,
+}
+
+impl Counters {
+    /// The current state; the fields may be of slightly different moments.
+    #[must_use]
+    pub fn read(&self) -> LoopState {
+        LoopState {
+            steps: self.steps.load(Ordering::Relaxed),
+            rows: self.rows.load(Ordering::Relaxed),
+            waiting: self.waiting.load(Ordering::Relaxed),
+            running: self.running.load(Ordering::Relaxed),
+            stopped: self.stopped.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn stepped(&self, rows: usize) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        self.rows.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn came(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn went(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_running(&self, running: usize) {
+        self.running.store(
+            u32::try_from(running).unwrap_or(u32::MAX),
+            Ordering::Relaxed,
+        );
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+}

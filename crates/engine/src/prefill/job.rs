@@ -1,0 +1,241 @@
+//! One prompt on its way: load the cached prefix, compute chunk by chunk, seal, hand over.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use ids::{BLOCK_TOKENS, BlockIdx, BlockKey, Position, ShardId, SlotIdx, TokenId};
+use kernels::{Device, DeviceLost};
+use kv::{BlockTable, SlotReservation};
+use model::{Model, Row, Scratch, Step, StepError};
+use remote::BlockReceipt;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use transfer::SlotMut;
+
+use super::{CachedBlock, HostBlock, PrefillJob, PrefillOutput, Prefilled, is_set};
+use crate::device::{Chain, DeviceKv};
+
+pub(super) enum Progress {
+    More,
+    Ended,
+}
+
+pub(super) struct Job {
+    tokens: Arc<[TokenId]>,
+    cached: Vec<CachedBlock>,
+    reservation: SlotReservation,
+    /// Empty host slots, the next one to be used last.
+    host: Vec<SlotMut>,
+    cancelled: Arc<AtomicBool>,
+    output: mpsc::Sender<PrefillOutput>,
+    chain: Chain,
+    /// `None` until the first chunk.
+    table: Option<BlockTable>,
+    submitted: Instant,
+    began: Instant,
+}
+
+impl Job {
+    pub(super) fn new(job: PrefillJob, output: mpsc::Sender<PrefillOutput>) -> Self {
+        let mut host = job.host;
+        host.reverse();
+        let now = Instant::now();
+        Self {
+            tokens: job.tokens,
+            cached: job.cached,
+            reservation: job.reservation,
+            host,
+            cancelled: job.cancelled,
+            output,
+            chain: Chain { parent: job.root },
+            table: None,
+            submitted: now,
+            began: now,
+        }
+    }
+
+    /// Computes the next chunk. Returns the rows computed and whether there is more to do.
+    pub(super) fn advance<D: Device>(
+        &mut self,
+        model: &Model<D>,
+        memory: &DeviceKv<D>,
+        scratch: &mut Scratch<D>,
+        chunk: usize,
+    ) -> (usize, Progress) {
+        if self.is_cancelled() {
+            return self.give_up();
+        }
+        let mut table = match self.table.take() {
+            Some(table) => table,
+            None => self.load_prefix(memory),
+        };
+        let start = table.token_count();
+        let end = (start + chunk).min(self.tokens.len());
+        let tokens = &self.tokens[start..end];
+        table
+            .append(tokens, &mut self.reservation)
+            .expect("device slots for the whole prompt were reserved");
+        let rows: Vec<Row> = (start..)
+            .map(|position| u32::try_from(position).expect("contexts are below 2^32 tokens"))
+            .zip(tokens)
+            .map(|(position, token)| Row {
+                token: *token,
+                position: Position(position),
+                sequence: 0,
+            })
+            .collect();
+        let stop = || self.is_cancelled();
+        let step = Step {
+            rows: &rows,
+            tables: &[&table],
+            slots: memory.slots(),
+            stop: &stop,
+        };
+        match model.forward(scratch, &step) {
+            Ok(()) => {}
+            Err(StepError::Stopped { .. }) => return self.give_up(),
+            Err(error) => return self.fail(&error),
+        }
+        let sealed = match self.seal(memory, &mut table) {
+            Ok(sealed) => sealed,
+            Err(lost) => return self.fail(&lost),
+        };
+        if !sealed.is_empty() {
+            self.send(PrefillOutput::Sealed(sealed));
+        }
+        if end < self.tokens.len() {
+            self.table = Some(table);
+            return (rows.len(), Progress::More);
+        }
+        match self.finish(memory, scratch, &table, rows.len() - 1) {
+            Ok(done) => self.send(PrefillOutput::Done(Box::new(done))),
+            Err(lost) => return self.fail(&lost),
+        }
+        (rows.len(), Progress::Ended)
+    }
+
+    fn finish<D: Device>(
+        &mut self,
+        memory: &DeviceKv<D>,
+        scratch: &mut Scratch<D>,
+        table: &BlockTable,
+        last_row: usize,
+    ) -> Result<Prefilled, DeviceLost> {
+        let mut last_hidden = Vec::new();
+        scratch.read_hidden(last_row, &mut last_hidden)?;
+        Ok(Prefilled {
+            tail: self.tail(memory, table)?,
+            last_hidden: last_hidden.into(),
+            queued: (self.began - self.submitted).into(),
+            computed: self.began.elapsed().into(),
+        })
+    }
+
+    fn is_cancelled(&self) -> bool {
+        is_set(&self.cancelled) || self.output.is_closed()
+    }
+
+    fn give_up(&mut self) -> (usize, Progress) {
+        self.send(PrefillOutput::Cancelled);
+        (0, Progress::Ended)
+    }
+
+    fn fail(&mut self, error: &dyn std::error::Error) -> (usize, Progress) {
+        self.send(PrefillOutput::Failed {
+            detail: error.to_string(),
+        });
+        (0, Progress::Ended)
+    }
+
+    /// Brings the cached blocks onto the device: the first act of a job.
+    fn load_prefix<D: Device>(&mut self, memory: &DeviceKv<D>) -> BlockTable {
+        self.began = Instant::now();
+        let mut table = BlockTable::new(memory.shape());
+        let cached = std::mem::take(&mut self.cached);
+        for (block, tokens) in cached.iter().zip(self.tokens.chunks_exact(BLOCK_TOKENS)) {
+            let tokens = tokens.try_into().expect("chunks of a block's size");
+            let key = self.chain.next(tokens);
+            memory
+                .load_sealed(
+                    &mut table,
+                    &mut self.reservation,
+                    (key, tokens),
+                    &block.slices,
+                )
+                .expect("cached blocks have the model's shape and slots were reserved");
+        }
+        table
+    }
+
+    /// Makes every full block immutable: identity, host copy, checksums.
+    fn seal<D: Device>(
+        &mut self,
+        memory: &DeviceKv<D>,
+        table: &mut BlockTable,
+    ) -> Result<Vec<HostBlock>, DeviceLost> {
+        let mut sealed = Vec::with_capacity(table.full_count());
+        while table.full_count() > 0 {
+            let index = table.sealed().len();
+            let oldest = table
+                .filling()
+                .next()
+                .expect("a full block is a filling one");
+            let tokens: [TokenId; BLOCK_TOKENS] = oldest
+                .tokens()
+                .try_into()
+                .expect("a full block has 16 tokens");
+            let key = self.chain.next(&tokens);
+            let block = table.seal_oldest(key).expect("it is full");
+            let slots: Vec<SlotIdx> = block.slots().collect();
+            sealed.push(self.copy_out(memory, &slots, (key, index, BLOCK_TOKENS))?);
+        }
+        Ok(sealed)
+    }
+
+    /// The open block as it stands at the end of the prompt.
+    fn tail<D: Device>(
+        &mut self,
+        memory: &DeviceKv<D>,
+        table: &BlockTable,
+    ) -> Result<Option<HostBlock>, DeviceLost> {
+        let Some(open) = table.filling().next() else {
+            return Ok(None);
+        };
+        let slots: Vec<SlotIdx> = open.slots().collect();
+        // Not content-addressed: an open block is handed to one session and never shared.
+        let key = BlockKey {
+            hash: self.chain.parent,
+            generation: u32::MAX,
+        };
+        let place = (key, table.sealed().len(), open.tokens().len());
+        self.copy_out(memory, &slots, place).map(Some)
+    }
+
+    fn copy_out<D: Device>(
+        &mut self,
+        memory: &DeviceKv<D>,
+        slots: &[SlotIdx],
+        (key, index, tokens): (BlockKey, usize, usize),
+    ) -> Result<HostBlock, DeviceLost> {
+        let rest = self.host.len().checked_sub(slots.len());
+        let rest = rest.expect("host slots for every block were given with the job");
+        let mut targets = self.host.split_off(rest);
+        targets.reverse();
+        memory.gather(slots, &mut targets)?;
+        let checksums = targets.iter().map(|slice| kv::checksum(slice)).collect();
+        let receipt = BlockReceipt {
+            key,
+            index: BlockIdx(u32::try_from(index).expect("contexts are below 2^32 tokens")),
+            shard: ShardId(0),
+            tokens: u8::try_from(tokens).expect("at most 16"),
+            checksums,
+        };
+        let slices = targets.into_iter().map(SlotMut::seal).collect();
+        Ok(HostBlock { receipt, slices })
+    }
+
+    fn send(&self, output: PrefillOutput) {
+        // The channel was made with room for everything; a reader that left cancels the job.
+        let _delivered = self.output.try_send(output);
+    }
+}
