@@ -112,6 +112,35 @@ impl FetchConfig {
     }
 }
 
+impl FetchConfig {
+    /// The cache in `cache`, or in what `default_cache` says when that is empty, and the hub's
+    /// usual variables as `variable` finds them: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`,
+    /// `HTTPS_PROXY`.
+    #[must_use]
+    pub fn from_environment(
+        cache: &Path,
+        default_cache: impl FnOnce() -> PathBuf,
+        offline: bool,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
+        let cache = match cache.as_os_str().is_empty() {
+            true => default_cache(),
+            false => cache.to_owned(),
+        };
+        let mut config = Self::new(cache);
+        let said = |name| variable(name).is_some_and(|text| text != "0" && text != "false");
+        config.hub.offline = offline || said("HF_HUB_OFFLINE");
+        config.hub.token = variable("HF_TOKEN").map(Token);
+        config.hub.proxy = variable("HTTPS_PROXY").or_else(|| variable("https_proxy"));
+        if let Some(endpoint) = variable("HF_ENDPOINT") {
+            endpoint
+                .trim_end_matches('/')
+                .clone_into(&mut config.hub.endpoint);
+        }
+        config
+    }
+}
+
 /// Where a file came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {

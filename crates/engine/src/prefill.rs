@@ -87,6 +87,8 @@ pub enum PrefillOutput {
 
 /// The end of a prompt.
 pub struct Prefilled {
+    /// Blocks that were not computed.
+    pub cached_blocks: usize,
     /// The open block, if the prompt's length is no multiple of 16; unused lanes are zero.
     pub tail: Option<HostBlock>,
     /// Residual stream of the last token after the last layer, before the final norm.

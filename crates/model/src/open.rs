@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use checkpoint::{FetchConfig, Gguf, GgufError, Progress, ResolveError, Resolved};
 use kernels::{Device, HostDevice, HostOptions, HugePages, Isa, OpenError as DeviceError};
@@ -73,14 +74,15 @@ pub enum OpenError {
     Load(#[from] LoadError),
 }
 
-/// A model that is ready to run.
+/// A model that is ready to run, shared by all roles of a process.
+#[derive(Clone)]
 pub struct Opened<D: Device> {
     /// The file.
     pub resolved: Resolved,
     /// The device that the weights are on.
     pub device: D,
     /// The weights.
-    pub model: Model<D>,
+    pub model: Arc<Model<D>>,
 }
 
 impl ComputeConfig {
@@ -152,6 +154,6 @@ pub fn open(
     Ok(Opened {
         resolved,
         device,
-        model,
+        model: Arc::new(model),
     })
 }

@@ -123,10 +123,7 @@ fn call(
             return Err(SourceError::Cancelled);
         }
     }
-    Err(unreachable(format!(
-        "no answer within {} s",
-        wait_max.as_secs()
-    )))
+    Err(unreachable(format!("no answer within {wait_max:?}")))
 }
 
 #[cfg(test)]

