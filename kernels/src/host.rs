@@ -6,6 +6,8 @@ mod attend;
 mod matmul;
 mod pool;
 mod rowwise;
+#[cfg(test)]
+mod tests;
 
 use std::{num::NonZeroUsize, sync::Arc};
 

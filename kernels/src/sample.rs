@@ -2,6 +2,9 @@
 //! key: candidates are always ordered by falling logit and then rising id, and the random number
 //! is that of (seed, choice, position). Penalties, biases and grammars are not here.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Ordering;
 
 use rand_chacha::{

@@ -1,6 +1,9 @@
 //! Hot path. Kernels that touch each value once or twice: normalisation, rotation, gating,
 //! adding, storing k and v. How rows are cut into tiles changes no bit.
 
+#[cfg(test)]
+mod tests;
+
 use ids::BLOCK_TOKENS;
 
 use super::{HostBuffer, HostDevice, pool::Shared};

@@ -9,8 +9,10 @@ use crate::{
     slots::SlotsView,
 };
 
-/// Queries that share one pass over a block, so that their sums stay in registers.
+/// Queries that share one pass over a block, so that their sums stay in registers: with two
+/// chains each that is what 16 registers of half the width, or 32 registers, hold.
 const PASS: usize = 6;
+const PASS_WIDE: usize = 12;
 
 /// The blocks that a tile walks.
 pub(super) struct Blocks<'a> {
@@ -99,9 +101,15 @@ fn attend<V: Lanes>(slot: &[u16], head_dim: usize, tokens: usize, states: &mut [
     let len = State::len(head_dim);
     let mut rest = states;
     while !rest.is_empty() {
-        let count = PASS.min(rest.len() / len);
+        let count = match rest.len() / len {
+            PASS_WIDE.. if V::WIDE => PASS_WIDE,
+            8.. if V::WIDE => 8,
+            count => PASS.min(count),
+        };
         let (now, later) = rest.split_at_mut(count * len);
         match count {
+            PASS_WIDE => pass::<V, PASS_WIDE>(slot, head_dim, tokens, now),
+            8 => pass::<V, 8>(slot, head_dim, tokens, now),
             1 => pass::<V, 1>(slot, head_dim, tokens, now),
             2 => pass::<V, 2>(slot, head_dim, tokens, now),
             3 => pass::<V, 3>(slot, head_dim, tokens, now),
@@ -136,8 +144,13 @@ fn pass<V: Lanes, const Q: usize>(
         let largest = score.largest();
         let new = if old > largest { old } else { largest };
         let weight = math::exp2(score.sub(V::splat(new)));
-        // exp2 of minus infinity, before the first block, is 0.
-        let decay = math::exp2(V::splat(old).sub(V::splat(new)));
+        // Most blocks bring no new maximum, and exp2(0) is exactly 1. Before the first block the
+        // exponent is minus infinity, so the decay is 0.
+        let decay = if new == old {
+            V::splat(1.0)
+        } else {
+            math::exp2(V::splat(old).sub(V::splat(new)))
+        };
         let sums = state[State::SUMS..]
             .first_chunk_mut()
             .expect("16 lane sums");

@@ -1,5 +1,5 @@
-//! Hot path. The codes of a panel times quantised rows with AVX2: two registers hold the 16
-//! outputs, up to 4 rows share the unpacked codes.
+//! Hot path. The codes of a panel times quantised rows with AVX2: a register holds 8 outputs,
+//! so a panel is walked twice; up to 4 rows share the unpacked codes and nothing spills.
 
 use std::arch::x86_64::*;
 
@@ -47,7 +47,9 @@ pub(super) fn multiply<C: Codes>(
             let rows: &[QuantisedRow<'_>; $count] = $rows.first_chunk().expect("that many rows");
             let to: &mut [Products; $count] = $to.first_chunk_mut().expect("as many products");
             // SAFETY: the features were detected; lengths were checked above.
-            unsafe { tile::<C, $count>(panel, rows, to) }
+            unsafe { tile::<C, $count>(panel, 0, rows, to) };
+            // SAFETY: as above.
+            unsafe { tile::<C, $count>(panel, 1, rows, to) };
         }};
     }
     for (rows, to) in rows.chunks(ROWS).zip(products.chunks_mut(ROWS)) {
@@ -60,56 +62,53 @@ pub(super) fn multiply<C: Codes>(
     }
 }
 
+/// The first (`half` 0) or last 8 outputs of a panel.
+///
 /// # Safety
 /// The codes, scales, minima and rows have as many blocks as `panel.scales`.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<C: Codes, const R: usize>(
     panel: CodePanel<'_>,
+    half: usize,
     rows: &[QuantisedRow<'_>; R],
     products: &mut [Products; R],
 ) {
     let groups = BLOCK * C::BITS / 32;
     let code_bytes = groups * 64;
-    let mut sums = [[_mm256_setzero_ps(); 2]; R];
+    let mut sums = [_mm256_setzero_ps(); R];
     for block in 0..panel.scales.len() {
-        let mut whole = [[_mm256_setzero_si256(); 2]; R];
+        let mut whole = [_mm256_setzero_si256(); R];
         for group in 0..groups {
+            let at = block * code_bytes + group * 64 + half * 32;
+            // SAFETY: inside the codes of this block.
+            let at = unsafe { panel.codes.as_ptr().add(at) };
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD_BYTES).cast());
+            // SAFETY: 32 bytes of this group.
+            let codes = unsafe { _mm256_loadu_si256(at.cast()) };
             let input = block * BLOCK + group * 32 / C::BITS;
-            for half in 0..2 {
-                let at = block * code_bytes + group * 64 + half * 32;
-                // SAFETY: inside the codes of this block.
-                let at = unsafe { panel.codes.as_ptr().add(at) };
-                if half == 0 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD_BYTES).cast());
-                }
-                // SAFETY: 32 bytes of this group.
-                let codes = unsafe { _mm256_loadu_si256(at.cast()) };
-                if C::BITS == 4 {
-                    let mask = _mm256_set1_epi16(0x0f);
-                    let unpacked = [
-                        _mm256_and_si256(codes, mask),
-                        _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask),
-                        _mm256_and_si256(_mm256_srli_epi16::<8>(codes), mask),
-                        _mm256_srli_epi16::<12>(codes),
-                    ];
-                    // SAFETY: `input` and the 7 after it are inputs of this block.
-                    unsafe { accumulate(&mut whole, half, unpacked, rows, input) };
-                } else {
-                    let mask = _mm256_set1_epi16(0xff);
-                    let unpacked = [_mm256_and_si256(codes, mask), _mm256_srli_epi16::<8>(codes)];
-                    // SAFETY: `input` and the 3 after it are inputs of this block.
-                    unsafe { accumulate(&mut whole, half, unpacked, rows, input) };
-                }
+            if C::BITS == 4 {
+                let mask = _mm256_set1_epi16(0x0f);
+                let unpacked = [
+                    _mm256_and_si256(codes, mask),
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask),
+                    _mm256_and_si256(_mm256_srli_epi16::<8>(codes), mask),
+                    _mm256_srli_epi16::<12>(codes),
+                ];
+                // SAFETY: `input` and the 7 after it are inputs of this block.
+                unsafe { accumulate(&mut whole, unpacked, rows, input) };
+            } else {
+                let mask = _mm256_set1_epi16(0xff);
+                let unpacked = [_mm256_and_si256(codes, mask), _mm256_srli_epi16::<8>(codes)];
+                // SAFETY: `input` and the 3 after it are inputs of this block.
+                unsafe { accumulate(&mut whole, unpacked, rows, input) };
             }
         }
         // SAFETY: `block` is below the number of blocks.
-        unsafe { scale::<C, R>(panel, rows, block, whole, &mut sums) };
+        unsafe { scale::<C, R>(panel, half, rows, block, whole, &mut sums) };
     }
     for (sum, product) in sums.iter().zip(products) {
-        for (half, sum) in sum.iter().enumerate() {
-            // SAFETY: a product has 16 values, 8 in each half.
-            unsafe { _mm256_storeu_ps(product[8 * half..].as_mut_ptr(), *sum) };
-        }
+        // SAFETY: a product has 16 values, 8 in each half.
+        unsafe { _mm256_storeu_ps(product[8 * half..8 * half + 8].as_mut_ptr(), *sum) };
     }
 }
 
@@ -120,8 +119,7 @@ unsafe fn tile<C: Codes, const R: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn accumulate<const R: usize, const PAIRS: usize>(
-    whole: &mut [[__m256i; 2]; R],
-    half: usize,
+    whole: &mut [__m256i; R],
     unpacked: [__m256i; PAIRS],
     rows: &[QuantisedRow<'_>; R],
     input: usize,
@@ -133,7 +131,7 @@ unsafe fn accumulate<const R: usize, const PAIRS: usize>(
             // SAFETY: two codes, at any alignment.
             let x = unsafe { at.cast::<i32>().read_unaligned() };
             let products = _mm256_madd_epi16(codes, _mm256_set1_epi32(x));
-            sum[half] = _mm256_add_epi32(sum[half], products);
+            *sum = _mm256_add_epi32(*sum, products);
         }
     }
 }
@@ -146,47 +144,43 @@ unsafe fn accumulate<const R: usize, const PAIRS: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scale<C: Codes, const R: usize>(
     panel: CodePanel<'_>,
+    half: usize,
     rows: &[QuantisedRow<'_>; R],
     block: usize,
-    whole: [[__m256i; 2]; R],
-    sums: &mut [[__m256; 2]; R],
+    whole: [__m256i; R],
+    sums: &mut [__m256; R],
 ) {
     // SAFETY: as promised by the caller.
-    let scales = widen(unsafe { panel.scales.get_unchecked(block) });
+    let scales = widen(unsafe { panel.scales.get_unchecked(block) }, half);
     let minima = if C::MINIMA {
         // SAFETY: as above.
-        widen(unsafe { panel.minima.get_unchecked(block) })
+        widen(unsafe { panel.minima.get_unchecked(block) }, half)
     } else {
-        [_mm256_setzero_ps(); 2]
+        _mm256_setzero_ps()
     };
     for row in 0..R {
+        let mut integer = whole[row];
+        if C::OFFSET != 0 {
+            // SAFETY: as above.
+            let sum = unsafe { *rows[row].sums.get_unchecked(block) };
+            integer = _mm256_sub_epi32(integer, _mm256_set1_epi32(C::OFFSET * sum));
+        }
         // SAFETY: as above.
         let activation = unsafe { *rows[row].scales.get_unchecked(block) };
-        for half in 0..2 {
-            let mut integer = whole[row][half];
-            if C::OFFSET != 0 {
-                // SAFETY: as above.
-                let sum = unsafe { *rows[row].sums.get_unchecked(block) };
-                integer = _mm256_sub_epi32(integer, _mm256_set1_epi32(C::OFFSET * sum));
-            }
-            let factor = _mm256_mul_ps(scales[half], _mm256_set1_ps(activation));
-            let value = _mm256_cvtepi32_ps(integer);
-            sums[row][half] = _mm256_fmadd_ps(value, factor, sums[row][half]);
-            if C::MINIMA {
-                // SAFETY: as above.
-                let sum = _mm256_set1_ps(unsafe { *rows[row].scaled_sums.get_unchecked(block) });
-                sums[row][half] = _mm256_fmadd_ps(minima[half], sum, sums[row][half]);
-            }
+        let factor = _mm256_mul_ps(scales, _mm256_set1_ps(activation));
+        sums[row] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(integer), factor, sums[row]);
+        if C::MINIMA {
+            // SAFETY: as above.
+            let sum = unsafe { *rows[row].scaled_sums.get_unchecked(block) };
+            sums[row] = _mm256_fmadd_ps(minima, _mm256_set1_ps(sum), sums[row]);
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn widen(values: &[u16; LANES]) -> [__m256; 2] {
-    // SAFETY: the first 16 of 32 bytes.
-    let low = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
-    // SAFETY: the last 16 of 32 bytes.
-    let high = unsafe { _mm_loadu_si128(values[8..].as_ptr().cast()) };
-    [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+fn widen(values: &[u16; LANES], half: usize) -> __m256 {
+    let half = &values[8 * half..8 * half + 8];
+    // SAFETY: 16 bytes of a slice of that size.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(half.as_ptr().cast()) })
 }

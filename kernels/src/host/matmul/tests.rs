@@ -415,7 +415,8 @@ proptest! {
         x in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::ZERO, 96),
         seed in 0_u64..1000,
     ) {
-        let weight = pack(WeightFormat::Q4_1, 21, 96, &file_bytes(WeightFormat::Q4_1, 21, 96, seed));
+        let format = WeightFormat::Q4_1;
+        let weight = pack(format, 21, 96, &file_bytes(format, 21, 96, seed));
         let want = multiply(&device(Isa::Portable, 1), &weight, &x);
         for isa in isas() {
             prop_assert_eq!(bits(&multiply(&device(isa, 1), &weight, &x)), bits(&want));
