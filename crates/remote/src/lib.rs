@@ -9,14 +9,9 @@ mod landing;
 mod leases;
 mod receipt;
 mod reservation;
-mod store;
 
 pub use copies::{Copies, Copy, CopyKey};
 pub use landing::{LandedBlock, Landing, NotOpen};
 pub use leases::{Denied, LeaseLimits, Leases};
 pub use receipt::{BlockReceipt, LocatedBlock, SliceRef};
 pub use reservation::{Grant, Granted, Reservation, ReserveRefused};
-pub use store::{
-    AccessRefused, Counts, KeepRefused, Located, PlaceRefused, Placed, Slots, Store, Verdict,
-    Verdicts,
-};

@@ -1,4 +1,5 @@
-//! What a memory node decides: reservations, placing, landing, commit, location, reads.
+//! What a memory node decides: reservations, placing, landing, commit, location, reads. Composed
+//! of `remote`'s leases, landing and copies; sans-IO like them.
 //!
 //! ```text
 //! reserve ─► place ─► (bytes land) ─► take_landed ─► (verify) ─► keep ─► locate, open_read
@@ -14,7 +15,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use ids::{BlockKey, Epoch, Moment, SessionId, ShardId, Span};
 
-use crate::{
+use remote::{
     BlockReceipt, Copies, Copy, Denied, Grant, Granted, Landing, LeaseLimits, Leases, LocatedBlock,
     Reservation, ReserveRefused, SliceRef,
 };
@@ -24,11 +25,13 @@ mod holding;
 #[cfg(test)]
 mod tests;
 
-pub use answers::{AccessRefused, KeepRefused, Located, PlaceRefused, Placed, Verdict, Verdicts};
+pub(crate) use answers::{
+    AccessRefused, KeepRefused, Located, PlaceRefused, Placed, Verdict, Verdicts,
+};
 use holding::{Holding, count_of, note_pin, pin, survey, unpin};
 
 /// The node's memory, as far as the store must know it.
-pub trait Slots {
+pub(crate) trait Slots {
     /// Guard of a slot that is being filled.
     type Filling;
     /// Guard of a slot that is sealed; the last clone frees it.
@@ -49,25 +52,25 @@ pub trait Slots {
 
 /// How a store is used at one moment, in slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// All slots.
-    pub total: u32,
+    pub(crate) total: u32,
     /// Promised to sessions, used or not. `total - reserved` can be promised.
-    pub reserved: u32,
+    pub(crate) reserved: u32,
     /// Of the promised, in use by their sessions.
-    pub used: u32,
+    pub(crate) used: u32,
     /// Of the used, landing.
-    pub landing: u32,
+    pub(crate) landing: u32,
     /// Verified and kept, pinned or not.
-    pub kept: u32,
+    pub(crate) kept: u32,
     /// Of the kept, pinned by nobody.
-    pub cached: u32,
+    pub(crate) cached: u32,
     /// Sessions.
-    pub sessions: u32,
+    pub(crate) sessions: u32,
 }
 
 /// The slices of a node and who may do what with them.
-pub struct Store<P: Slots> {
+pub(crate) struct Store<P: Slots> {
     slots: P,
     leases: Leases<Holding<P::Filling, P::Sealed>>,
     copies: Copies<P::Sealed>,
@@ -80,7 +83,7 @@ pub struct Store<P: Slots> {
 impl<P: Slots> Store<P> {
     /// An empty store over these slots.
     #[must_use]
-    pub fn new(slots: P, limits: LeaseLimits) -> Self {
+    pub(crate) fn new(slots: P, limits: LeaseLimits) -> Self {
         Self {
             slots,
             leases: Leases::new(limits),
@@ -95,7 +98,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`ReserveRefused`]; a former owner's hold may have ended all the same.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         request: &Reservation,
         secret: [u8; 16],
@@ -139,19 +142,24 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`Denied`] when the grant does not open the session.
-    pub fn extend(&mut self, grant: &Grant, lease: Span, now: Moment) -> Result<Span, Denied> {
+    pub(crate) fn extend(
+        &mut self,
+        grant: &Grant,
+        lease: Span,
+        now: Moment,
+    ) -> Result<Span, Denied> {
         self.leases.extend(grant, lease, now)
     }
 
     /// Ends a session: everything it holds goes, at once. Idempotent.
-    pub fn release(&mut self, session: SessionId, epoch: Epoch, now: Moment) {
+    pub(crate) fn release(&mut self, session: SessionId, epoch: Epoch, now: Moment) {
         if let Some(holding) = self.leases.release(session, epoch, now) {
             self.end(holding);
         }
     }
 
     /// Ends the sessions whose lease ran out; called by a timer (case 8).
-    pub fn expire(&mut self, now: Moment) -> Vec<SessionId> {
+    pub(crate) fn expire(&mut self, now: Moment) -> Vec<SessionId> {
         let over = self.leases.expire(now);
         let mut sessions = Vec::with_capacity(over.len());
         for (session, holding) in over {
@@ -161,14 +169,8 @@ impl<P: Slots> Store<P> {
         sessions
     }
 
-    /// When [`Self::expire`] has something to do next.
-    #[must_use]
-    pub fn next_expiry(&self) -> Option<Moment> {
-        self.leases.next_expiry()
-    }
-
     /// Refuses new sessions from now on; those that are here go on.
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         self.draining = true;
     }
 
@@ -178,7 +180,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`PlaceRefused`], and nothing changed (but cached blocks may have been evicted).
-    pub fn place(
+    pub(crate) fn place(
         &mut self,
         grant: &Grant,
         receipts: Vec<BlockReceipt>,
@@ -223,7 +225,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`AccessRefused`], and nothing was handed out.
-    pub fn open_write(
+    pub(crate) fn open_write(
         &mut self,
         grant: &Grant,
         refs: &[SliceRef],
@@ -238,7 +240,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`Denied`] when the session ended meanwhile: the slots are freed.
-    pub fn landed(
+    pub(crate) fn landed(
         &mut self,
         grant: &Grant,
         slots: Vec<(SliceRef, P::Filling)>,
@@ -252,7 +254,7 @@ impl<P: Slots> Store<P> {
     }
 
     /// Notes that a connection broke with these slots in its hands; they are free already.
-    pub fn aborted(&mut self, grant: &Grant, refs: &[SliceRef], now: Moment) {
+    pub(crate) fn aborted(&mut self, grant: &Grant, refs: &[SliceRef], now: Moment) {
         if let Ok(holding) = self.leases.check(grant, now) {
             holding.landing.aborted(refs);
         }
@@ -263,7 +265,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`Denied`] when the grant does not open the session.
-    pub fn take_landed(
+    pub(crate) fn take_landed(
         &mut self,
         grant: &Grant,
         keys: &[BlockKey],
@@ -305,7 +307,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`KeepRefused`]; the block is dropped, and no longer counts as used.
-    pub fn keep(
+    pub(crate) fn keep(
         &mut self,
         grant: &Grant,
         receipt: BlockReceipt,
@@ -333,7 +335,7 @@ impl<P: Slots> Store<P> {
     }
 
     /// Gives back what a block that failed verification used of its session's reservation.
-    pub fn reject(&mut self, grant: &Grant, slices: usize, now: Moment) {
+    pub(crate) fn reject(&mut self, grant: &Grant, slices: usize, now: Moment) {
         if let Ok(holding) = self.leases.check(grant, now) {
             holding.used -= count_of(slices);
         }
@@ -343,7 +345,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`PlaceRefused`], and nothing changed.
-    pub fn locate(
+    pub(crate) fn locate(
         &mut self,
         grant: &Grant,
         keys: &[BlockKey],
@@ -385,7 +387,7 @@ impl<P: Slots> Store<P> {
     ///
     /// # Errors
     /// [`AccessRefused`] for the first that it may not read.
-    pub fn open_read(
+    pub(crate) fn open_read(
         &mut self,
         grant: &Grant,
         refs: &[SliceRef],
@@ -402,7 +404,7 @@ impl<P: Slots> Store<P> {
 
     /// How it is used right now.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         let landing: usize = self
             .leases
             .iter()

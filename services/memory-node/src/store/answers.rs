@@ -2,11 +2,11 @@
 
 use ids::BlockKey;
 
-use crate::{Denied, LandedBlock, LocatedBlock};
+use remote::{Denied, LandedBlock, LocatedBlock};
 
 /// Blocks were not placed or located; nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceRefused {
+pub(crate) enum PlaceRefused {
     /// The grant does not open the session.
     #[error(transparent)]
     Denied(#[from] Denied),
@@ -42,7 +42,7 @@ pub enum PlaceRefused {
 
 /// Slots were not opened; nothing changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AccessRefused {
+pub(crate) enum AccessRefused {
     /// The grant does not open the session.
     #[error(transparent)]
     Denied(#[from] Denied),
@@ -56,25 +56,25 @@ pub enum AccessRefused {
 
 /// The answer to [`Store::place`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Placed {
+pub(crate) struct Placed {
     /// To be written, in the order asked.
-    pub place: Vec<LocatedBlock>,
+    pub(crate) place: Vec<LocatedBlock>,
     /// Here already, and pinned for the session from now on.
-    pub held: Vec<BlockKey>,
+    pub(crate) held: Vec<BlockKey>,
 }
 
 /// The answer to [`Store::locate`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Located {
+pub(crate) struct Located {
     /// Every kept shard of the keys, in the order asked.
-    pub found: Vec<LocatedBlock>,
+    pub(crate) found: Vec<LocatedBlock>,
     /// Keys of which nothing is kept.
-    pub missing: Vec<BlockKey>,
+    pub(crate) missing: Vec<BlockKey>,
 }
 
 /// What became of a block that was to be committed, before verification.
 #[derive(Debug)]
-pub enum Verdict<F> {
+pub(crate) enum Verdict<F> {
     /// Was committed before: nothing to do.
     Kept,
     /// All slices are here and must now be hashed against the receipt.
@@ -84,11 +84,11 @@ pub enum Verdict<F> {
 }
 
 /// Per block asked for, or per landing shard of it, what is to be done.
-pub type Verdicts<F> = Vec<(BlockKey, Verdict<F>)>;
+pub(crate) type Verdicts<F> = Vec<(BlockKey, Verdict<F>)>;
 
 /// A verified block was not kept; it is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KeepRefused {
+pub(crate) enum KeepRefused {
     /// The session ended during verification.
     #[error(transparent)]
     Denied(#[from] Denied),

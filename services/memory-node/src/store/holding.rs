@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use ids::BlockKey;
 
 use super::PlaceRefused;
-use crate::{BlockReceipt, Copies, CopyKey, Landing, SliceRef};
+use remote::{BlockReceipt, Copies, CopyKey, Landing, SliceRef};
 
 /// What one session holds here.
 pub(super) struct Holding<F, S> {
