@@ -4,8 +4,10 @@
 //! simulator can carry them out instead.
 
 mod facts;
+mod owner;
 
 pub use facts::{
     Copied, Finish, GenerateRequest, Generation, Handover, Ledger, Moved, PrefillEvent,
     PrefillRequest, Prompt, Sampling, SealedBlock, StreamItem, Usage,
 };
+pub use owner::{Effect, Ended, Event, Holder, LEASE, Owner};
