@@ -1,2 +1,53 @@
-//! To be written.
-fn main() {}
+//! `oasiskv-decode`: one decode node as a process of its own.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use checkpoint::{Bar, FetchConfig};
+use daemon::{CommonArgs, Daemon, Overrides, Program};
+use decode::Config;
+
+/// Owns sessions: fetches their KV, decodes in one batch, samples.
+#[derive(Debug, clap::Parser)]
+#[command(name = "oasiskv-decode", version)]
+struct Args {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// An alias such as smollm2-135m, or the path of a .gguf file.
+    #[arg(long, value_name = "NAME|PATH")]
+    model: Option<String>,
+    /// gRPC address of the coordinator.
+    #[arg(long, value_name = "HOST:PORT")]
+    coordinator: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let args: Args = match daemon::parse() {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    let mut own = Overrides::default();
+    own.set("--model", "model.name", args.model);
+    own.set("--coordinator", "membership.coordinator", args.coordinator);
+    let program = Program {
+        name: "oasiskv-decode",
+        env_prefix: "OASISKV_DECODE",
+    };
+    daemon::run(program, &args.common, own, start)
+}
+
+async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    let role = daemon.role("decode");
+    let compute = config.model.clone();
+    let open = tokio::task::spawn_blocking(move || {
+        let fetch = FetchConfig::from_environment(
+            &compute.cache,
+            daemon::environment::cache_dir,
+            compute.hub_offline,
+            &daemon::environment::variable,
+        );
+        model::open(&compute, &fetch, &mut Bar::default()).context("model")
+    });
+    let opened = open.await??;
+    decode::start(&config, &opened, &role).map(drop)
+}
