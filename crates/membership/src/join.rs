@@ -125,8 +125,10 @@ fn named<T: FromStr<Err = InvalidName>>(field: &str, text: &str) -> Result<T, Co
     named.map_err(|error| ConfigError::invalid(field, error, "use a lower-case DNS label"))
 }
 
-/// Later starts have higher ones, also after a restart of the host.
-fn incarnation() -> Incarnation {
+/// The incarnation of a process that starts now: later starts have higher ones, also after a
+/// restart of the host.
+#[must_use]
+pub fn incarnation() -> Incarnation {
     #[expect(
         clippy::disallowed_methods,
         reason = "the edge: the one use of the wall clock here"

@@ -18,7 +18,7 @@ mod service;
 mod watch;
 
 pub use error::{KeepAliveError, RegisterError, Superseded, Unavailable};
-pub use join::{Bound, JoinConfig, NodeConfig, join};
+pub use join::{Bound, JoinConfig, NodeConfig, incarnation, join};
 pub use keeper::{Registration, Standing};
 pub use observe::Observed;
 pub use proto::cluster::{LeaseId, Register, Registered, Revision};

@@ -16,7 +16,8 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// How often a node reports while it is observed. The coordinator counts three silences as a loss.
+/// How often a node reports while it is observed: many times within the silence that the
+/// coordinator bears.
 const REPORT_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Serves `Node.Observe` for one node.

@@ -8,6 +8,10 @@ use ids::{BlockHash, Incarnation, NodeId};
 /// How many nodes are remembered per block: a popular prefix may live on several.
 const NODES_MAX: usize = 4;
 
+/// How much of a prompt counts, in blocks: 16,384 tokens. A longer common prefix would choose the
+/// same node, and an admission must not hold the view for long.
+const PREFIX_MAX: usize = 1_024;
+
 /// One start of a prefill node.
 pub(crate) type Start = (NodeId, Incarnation);
 
@@ -41,7 +45,7 @@ impl Affinity {
     /// How many leading blocks of `hashes` each node has; nodes with none are left out.
     pub(crate) fn prefixes(&self, hashes: &[BlockHash]) -> BTreeMap<Start, u32> {
         let mut prefixes: BTreeMap<Start, u32> = BTreeMap::new();
-        for (index, hash) in (0..).zip(hashes) {
+        for (index, hash) in (0..).zip(hashes.iter().take(PREFIX_MAX)) {
             let starts = self.blocks.get(hash).map_or(&[][..], |known| &known.starts);
             let mut longer = false;
             for start in starts {
@@ -61,7 +65,8 @@ impl Affinity {
     /// The node is about to compute (or to reuse) these blocks.
     pub(crate) fn remember(&mut self, hashes: &[BlockHash], start: &Start) {
         // From the last to the first, so that the front of a prefix is the last to be forgotten.
-        for hash in hashes.iter().take(self.blocks_max).rev() {
+        let counted = PREFIX_MAX.min(self.blocks_max);
+        for hash in hashes.iter().take(counted).rev() {
             self.uses += 1;
             let fresh = Known {
                 used: self.uses,

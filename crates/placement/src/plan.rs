@@ -94,6 +94,29 @@ pub enum RefuseReason {
     NotLeader,
 }
 
+impl RefuseReason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::NoNode,
+        Self::NeverFits,
+        Self::Capacity,
+        Self::UnknownModel,
+        Self::NotLeader,
+    ];
+
+    /// The lower-case name used in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoNode => "no_node",
+            Self::NeverFits => "never_fits",
+            Self::Capacity => "capacity",
+            Self::UnknownModel => "unknown_model",
+            Self::NotLeader => "not_leader",
+        }
+    }
+}
+
 /// No plan; nothing was done, so asking again is safe.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
