@@ -205,6 +205,13 @@ impl Proof {
         })
     }
 
+    /// Gives the proof a digest that was computed after this one described the file; `None` if the
+    /// file was changed meanwhile, because then the digest may be that of a mixture.
+    pub(crate) fn with_digest(self, path: &Path, sha256: ModelDigest) -> Option<Self> {
+        let now = Self::of(path, self.sha256, self.source.clone()).ok()?;
+        (now == self).then_some(Self { sha256, ..self })
+    }
+
     /// Reads a proof and checks that it describes the file as it is now; anything else is `None`.
     pub(crate) fn load(proof: &Path, file: &Path) -> Option<Self> {
         if std::fs::metadata(proof).ok()?.len() > PROOF_BYTES_MAX {

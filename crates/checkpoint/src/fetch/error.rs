@@ -36,6 +36,12 @@ pub enum ResolveError {
         /// What was given.
         path: PathBuf,
     },
+    /// A file was written to while it was hashed.
+    #[error("{} changed while it was read: wait until it is complete", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// The cache directory is unusable.
     #[error(transparent)]
     Cache(#[from] CacheError),

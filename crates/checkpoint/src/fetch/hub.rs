@@ -71,7 +71,7 @@ pub(super) fn open(
         Err(ureq::Error::Transport(transport)) => {
             return Err(SourceError::Unreachable {
                 endpoint: settings.endpoint.clone(),
-                reason: transport.to_string(),
+                reason: reason(&transport),
             });
         }
     };
@@ -83,6 +83,18 @@ pub(super) fn open(
         });
     }
     Ok(response.into_reader())
+}
+
+/// What failed, without the address, which the error names anyway.
+fn reason(transport: &ureq::Transport) -> String {
+    let mut text = transport.kind().to_string();
+    if let Some(message) = transport.message() {
+        text = format!("{text}: {message}");
+    }
+    match std::error::Error::source(transport) {
+        Some(source) => format!("{text}: {source}"),
+        None => text,
+    }
 }
 
 /// Sends the request from a thread of its own. Name resolution has no timeout of its own and can

@@ -136,7 +136,7 @@ fn pip_failed(package: &Package, dir: &Path, status: &ExitStatus, log: &Path) ->
         return SourceError::NoSpace {
             path: dir.to_owned(),
             needed: package.wheel_bytes,
-            free: crate::space::free_bytes(dir).unwrap_or(0),
+            free: crate::space::free_space(dir).map_or(0, |free| free.0),
         };
     }
     if tail.contains("No module named pip") {

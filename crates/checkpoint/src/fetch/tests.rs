@@ -111,6 +111,32 @@ fn wheel(path: &Path, member: &str, content: &[u8]) {
     zip.finish().unwrap();
 }
 
+/// Other content of the same size, written at another time whatever the clock's resolution.
+fn overwrite(path: &Path) {
+    std::fs::write(path, b"the model's bytEs").unwrap();
+    let file = File::options().write(true).open(path).unwrap();
+    let time = std::time::UNIX_EPOCH + Duration::from_secs(1);
+    file.set_modified(time).unwrap();
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_hashed_is_refused() {
+    struct Writer(PathBuf);
+    impl Progress for Writer {
+        fn started(&mut self, _: &str, _: Option<u64>) {}
+        fn advanced(&mut self, _: u64) {
+            overwrite(&self.0);
+        }
+        fn finished(&mut self) {}
+    }
+    let setup = Setup::new("", &no_python());
+    let path = setup.dir.path().join("m.gguf");
+    std::fs::write(&path, CONTENT).unwrap();
+    let mut writer = Writer(path.clone());
+    let error = resolve(path.to_str().unwrap(), &setup.config, &mut writer).unwrap_err();
+    assert!(matches!(error, ResolveError::Changed { .. }), "{error}");
+}
+
 #[test]
 fn hub_file_is_verified_installed_and_proved() {
     let (endpoint, asked) = hub(ok(CONTENT));
@@ -296,7 +322,7 @@ fn file_placed_in_the_cache_by_hand_is_used_after_hashing() {
     let resolved = setup.resolve(&alias(&[])).unwrap();
     assert_eq!(resolved.source, Source::PlacedInCache);
     // A proof that does not describe the file as it is now proves nothing.
-    std::fs::write(dir.join("m.gguf"), b"the model's bytEs").unwrap();
+    overwrite(&dir.join("m.gguf"));
     assert!(setup.resolve(&alias(&[])).is_err());
 }
 
@@ -357,7 +383,7 @@ fn names_are_aliases_or_paths() {
     assert!(resolve(spec, &setup.config, &mut Silent).unwrap().cached);
     assert!(!verify(spec, &setup.config, &mut Silent).unwrap().cached);
     // Same size, other content: the proof of the old content must not hold.
-    std::fs::write(&path, b"the model's bytEs").unwrap();
+    overwrite(&path);
     let changed = resolve(spec, &setup.config, &mut Silent).unwrap();
     assert_ne!(changed.digest, first.digest);
     let absent = verify(DEFAULT_ALIAS, &setup.config, &mut Silent).unwrap_err();

@@ -40,8 +40,8 @@ fn constructs_of_published_templates_render_as_in_jinja2() {
         "0user",
     );
     check(
-        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
-        "user",
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}.{% endfor %}",
+        ".",
     );
     check("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb");
     check(
@@ -57,7 +57,8 @@ fn constructs_of_published_templates_render_as_in_jinja2() {
     );
     check("{{ strftime_now('%d %b %Y') }}", "30 Nov 2026");
     check(
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}\
+         {{ ns.n }}",
         "2",
     );
     check(
