@@ -13,7 +13,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use ids::{BlockIdx, BlockKey, ByteCount, NodeId, Span};
 use proto::storage::{Commit, Committed, Place, Placed};
 use proto::{InvalidMessage, v1};
-use remote::{BlockReceipt, Grant};
+use remote::BlockReceipt;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Response, Status};
 use transfer::{Failure, Slot, SlotRef, Transport, WriteFailed};
@@ -300,8 +300,10 @@ impl Copier {
         copied: &mut Copied,
     ) -> Result<(), CopyFailure> {
         let step = CopyStep::Commit;
-        let asked: BTreeSet<BlockKey> = keys.iter().copied().collect();
-        let grant: Grant = home.grant.clone();
+        // Once each: a second question about a key would find nothing landing.
+        let asked: BTreeSet<BlockKey> = keys.into_iter().collect();
+        let keys = asked.iter().copied().collect();
+        let grant = home.grant.clone();
         let ask = v1::CommitRequest::from(Commit { grant, keys });
         let mut client = proto::client::memory_node(home.control.clone());
         let asking = client.commit(proto::with_deadline(ask, self.limits.step_wait_max));

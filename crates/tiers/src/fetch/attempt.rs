@@ -143,11 +143,11 @@ impl<'a> Attempt<'a> {
             return placed;
         }
         match self.locate(&unknown).await {
-            Ok(mut found) => {
+            Ok(found) => {
                 for block in unknown {
                     let receipt = &block.block.receipt;
-                    match found.remove(&(receipt.key, receipt.shard)) {
-                        Some(at) => self.fits(block, at, &mut placed),
+                    match found.get(&(receipt.key, receipt.shard)) {
+                        Some(at) => self.fits(block, Arc::clone(at), &mut placed),
                         None => self.fail(block, &Why::new(Cause::Missing, "not kept there")),
                     }
                 }

@@ -73,9 +73,10 @@ impl Cause {
             // The client's own timer ends a call as cancelled.
             Code::Cancelled | Code::DeadlineExceeded => Self::Timeout,
             Code::Unavailable | Code::Unknown | Code::Internal => Self::Unreachable,
-            Code::NotFound => Self::Missing,
             Code::DataLoss => Self::Corrupt,
+            // A session that it does not know is not found; a block is missing by its answer.
             Code::Ok
+            | Code::NotFound
             | Code::InvalidArgument
             | Code::AlreadyExists
             | Code::PermissionDenied
