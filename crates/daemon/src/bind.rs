@@ -4,6 +4,8 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
+use crate::config::ConfigError;
+
 /// Who may reach a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exposure {
@@ -21,6 +23,30 @@ impl Exposure {
             Self::Insecure
         } else {
             Self::Loopback
+        }
+    }
+
+    /// Whether this address may be bound, for the check of a configuration.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] for the field, if other hosts could reach the address.
+    pub fn check(self, field: &str, address: SocketAddr) -> Result<(), ConfigError> {
+        if self.allows(address) {
+            return Ok(());
+        }
+        let problem =
+            format!("{address} is reachable from other hosts and nothing protects it yet");
+        let port = address.port();
+        let remedy = format!(
+            "use a loopback address such as 127.0.0.1:{port}, or pass --insecure on a trusted network"
+        );
+        Err(ConfigError::invalid(field, problem, remedy))
+    }
+
+    fn allows(self, address: SocketAddr) -> bool {
+        match self {
+            Self::Loopback => address.ip().to_canonical().is_loopback(),
+            Self::Insecure => true,
         }
     }
 }
@@ -93,7 +119,7 @@ pub fn bind(endpoint: Endpoint<'_>, exposure: Exposure) -> Result<TcpListener, B
         address,
     } = endpoint;
     let (role, field) = (role.to_owned(), field.to_owned());
-    if exposure == Exposure::Loopback && !address.ip().to_canonical().is_loopback() {
+    if !exposure.allows(address) {
         return Err(BindError::Exposed {
             role,
             field,
@@ -136,6 +162,15 @@ mod tests {
             let refused = bind(endpoint(address), Exposure::Loopback).unwrap_err();
             assert!(matches!(refused, BindError::Exposed { .. }), "{refused}");
             assert!(refused.to_string().contains("--insecure"), "{refused}");
+            let address = endpoint(address).address;
+            let checked = Exposure::Loopback
+                .check("listen", address)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                checked.contains("`listen`") && checked.contains("--insecure"),
+                "{checked}"
+            );
         }
         bind(endpoint("127.0.0.1:0"), Exposure::Loopback).expect("loopback is open");
         bind(endpoint("0.0.0.0:0"), Exposure::Insecure).expect("the operator asked for it");

@@ -95,8 +95,14 @@ struct End {
 impl End {
     /// The first reason stands.
     fn begin(&self, ending: Ending) {
-        if self.why.set(ending.clone()).is_ok() {
-            tracing::info!(?ending, "the process drains and ends");
+        // A failure is told in full by whoever ends the process.
+        let why = match &ending {
+            Ending::Signal(name) => *name,
+            Ending::Finished => "finished",
+            Ending::Failed(_) => "failed",
+        };
+        if self.why.set(ending).is_ok() {
+            tracing::info!(why, "the process drains and ends");
         }
         self.begun.cancel();
     }
@@ -175,6 +181,12 @@ impl Daemon {
     /// Waits until something begins the end.
     pub async fn ended(&self) {
         self.0.end.begun.cancelled().await;
+    }
+
+    /// Whether the end has begun, for work that blocks and must look.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.0.end.begun.is_cancelled()
     }
 
     /// Lets SIGTERM and SIGINT begin the end; a second signal exits at once, with 128 plus its

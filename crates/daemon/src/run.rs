@@ -13,7 +13,7 @@ use crate::config::{self, ConfigError, Overrides};
 use crate::exit;
 use crate::lifecycle::{Daemon, DrainConfig, Drained, Ending};
 use crate::panics;
-use crate::telemetry::{self, LogConfig};
+use crate::telemetry::{self, LogConfig, LogFormat};
 
 /// The configuration of a program: what [`run`] must know of it.
 ///
@@ -97,26 +97,35 @@ where
         Err(code) => return code,
     };
     panics::abort_on_panic();
-    let outcome = telemetry::start(config.log())
-        .map_err(anyhow::Error::from)
-        .and_then(|()| serve(config, start));
-    match outcome {
+    if let Err(error) = telemetry::start(config.log()) {
+        complain(program, &error.into());
+        return ExitCode::from(exit::FAILURE);
+    }
+    let format = config.log().format;
+    let (code, error) = match serve(config, start) {
         Ok(Drained {
             ending: Ending::Signal(_) | Ending::Finished,
             ..
-        }) => ExitCode::from(exit::OK),
+        }) => (exit::OK, None),
         Ok(Drained {
             ending: Ending::Failed(why),
             ..
-        }) => {
-            complain(program, &anyhow::anyhow!(why));
-            ExitCode::from(exit::FAILURE)
-        }
-        Err(error) => {
-            complain(program, &error);
-            ExitCode::from(exit::code_of(&error))
+        }) => (exit::FAILURE, Some(anyhow::anyhow!(why))),
+        Err(error) => (exit::code_of(&error), Some(error)),
+    };
+    match (error, format) {
+        (None, _) => {}
+        (Some(error), LogFormat::Human) => complain(program, &error),
+        // Whoever reads JSON reads nothing else.
+        (Some(error), LogFormat::Json) => {
+            tracing::error!(
+                error = format!("{error:#}"),
+                program = program.name,
+                "failed"
+            );
         }
     }
+    ExitCode::from(code)
 }
 
 fn serve<C, S, F>(config: C, start: S) -> anyhow::Result<Drained>

@@ -150,7 +150,7 @@ fn failed(peer: &'static str, status: &Status) -> Setback {
         | Code::Unavailable
         | Code::ResourceExhausted
         | Code::DataLoss => {
-            tracing::warn!(peer, ?code, message, "a call failed");
+            tracing::debug!(peer, ?code, message, "a call failed");
             let error = ApiError::unavailable(format!("the {peer} does not answer: try again"));
             Setback::Again {
                 pause: 4 * PAUSE,

@@ -4,7 +4,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use daemon::{AdminConfig, ByteSize, ConfigError, DrainConfig, LogConfig, Settings, Span};
+use daemon::{
+    AdminConfig, ByteSize, ConfigError, DrainConfig, Exposure, LogConfig, Settings, Span,
+};
 use serde::{Deserialize, Serialize};
 
 /// Everything the gateway can be told.
@@ -210,6 +212,9 @@ impl Settings for Config {
                 ));
             }
         }
+        let exposure = Exposure::from_insecure(self.insecure);
+        exposure.check("listen", self.listen)?;
+        exposure.check("admin.listen", self.admin.listen)?;
         if self.model.name.is_empty() {
             let remedy = "name an alias such as smollm2-135m, or the path of a .gguf file";
             return Err(ConfigError::invalid("model.name", "is empty", remedy));

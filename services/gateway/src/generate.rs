@@ -218,6 +218,7 @@ impl Parts {
             item = match answer.next(self.stream.silence_max.duration()).await {
                 Ok(item) => item,
                 Err(Setback::Final { error, .. } | Setback::Again { error, .. }) => {
+                    tracing::warn!(error = error.message, "an answer was lost on its way");
                     return Err(error);
                 }
             };
@@ -263,6 +264,7 @@ impl Parts {
                 }
             }
             if Instant::now() + pause > until {
+                tracing::warn!(?why, error = error.message, "gave up on a plan");
                 self.metrics.rejected(why);
                 return Err(error);
             }

@@ -41,7 +41,7 @@ pub struct Gateway {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address cannot be had.
-    #[error(transparent)]
+    #[error("cannot listen")]
     Bind(#[from] daemon::BindError),
     /// The coordinator's address is malformed.
     #[error("`coordinator.address`")]

@@ -2,14 +2,12 @@
 //! What it deliberately does not do: anything that `gateway::Gateway` or `daemon` does.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
-use checkpoint::{Bar, FetchConfig};
+use checkpoint::{Bar, FetchConfig, ResolveError};
 use clap::Parser;
-use daemon::{CommonArgs, Daemon, Overrides, Program};
+use daemon::{CommonArgs, ConfigError, Daemon, Overrides, Program};
 use gateway::{Config, Gateway, ServedModel};
 
 /// OasisKV's gateway: the OpenAI API in front of the cluster.
@@ -49,14 +47,19 @@ async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let role = daemon.role("gateway");
     let model = config.model.clone();
     let open = tokio::task::spawn_blocking(move || {
-        let cache = match model.cache.as_os_str().is_empty() {
-            true => daemon::environment::cache_dir(),
-            false => PathBuf::from(&model.cache),
-        };
-        let mut fetch = FetchConfig::new(cache);
-        fetch.hub.offline = model.hub_offline;
-        let resolved = checkpoint::resolve(&model.name, &fetch, &mut Bar::default())
-            .with_context(|| format!("`model.name` = {:?}", model.name))?;
+        let fetch = FetchConfig::from_environment(
+            &model.cache,
+            daemon::environment::cache_dir,
+            model.hub_offline,
+            &daemon::environment::variable,
+        );
+        let resolved = checkpoint::resolve(&model.name, &fetch, &mut Bar::default());
+        let resolved = resolved.map_err(|error| match error {
+            ResolveError::UnknownAlias { .. } | ResolveError::NotAFile { .. } => {
+                ConfigError::invalid("model.name", "names no model", error).into()
+            }
+            error => anyhow::Error::new(error).context("`model.name`"),
+        })?;
         anyhow::Ok(ServedModel::open(&resolved)?)
     });
     let model = Arc::new(open.await??);

@@ -226,8 +226,8 @@ impl ServedModel {
 
     fn too_long(&self, param: &str, prompt: usize, answer: u32) -> ApiError {
         let message = format!(
-            "this model's context is {} tokens; the prompt has {prompt} and the answer wants at \
-             least {answer}: shorten the prompt or lower `max_tokens`",
+            "this model's context is {} tokens; the prompt has {prompt} and the answer wants \
+             {answer}: shorten the prompt or lower `max_tokens`",
             self.context
         );
         ApiError::new(

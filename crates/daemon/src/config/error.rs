@@ -140,6 +140,9 @@ pub(super) fn explain(error: figment::Error, layers: &[Layer]) -> ConfigError {
         kind => {
             let problem = match kind {
                 Kind::Message(text) => text,
+                Kind::UnknownVariant(found, known) => {
+                    format!("{found:?} is not known: write one of {}", known.join(", "))
+                }
                 Kind::MissingField(name) => format!("the key `{name}` is missing: set it"),
                 kind => kind.to_string(),
             };
