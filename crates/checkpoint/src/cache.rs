@@ -60,6 +60,12 @@ impl ModelCache {
         Self { dir }
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The directory of one alias.
     #[must_use]
     pub fn model_dir(&self, alias: &str) -> PathBuf {

@@ -264,7 +264,7 @@ fn unreachable_hub_is_named() {
     );
 }
 
-/// P4: a hub that accepts and then says nothing costs a bounded wait, then the next source is tried.
+/// P4: a hub that accepts and says nothing costs a bounded wait, then the next source is tried.
 #[test]
 fn p4_silent_hub_is_passed_within_a_bound() {
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
