@@ -140,6 +140,21 @@ async fn p2_one_flipped_bit_in_the_first_source_is_read_from_the_replica() {
     assert_eq!(counters.bytes(Tier::Remote), (SLICES * SLICE_BYTES) as u64);
 }
 
+/// Batches of the default size are hashed on another thread.
+#[tokio::test]
+async fn p2_one_flipped_bit_in_a_large_batch_is_found_too() {
+    let pair = Pair::damaged(90, |n| [(n == 50).then_some(1), None]).await;
+    let fetcher = fetcher(&slab(90), FetchLimits::default());
+    let fetched = fetcher
+        .fetch(&pair.blocks(), &pair.sources())
+        .await
+        .unwrap();
+    pair.assert_all(&fetched);
+    let counters = fetcher.counters();
+    assert_eq!(counters.failures(Cause::Corrupt), 1);
+    assert!(fetched[50].replica);
+}
+
 #[tokio::test]
 async fn case_15_every_copy_damaged_is_an_error_and_never_an_answer() {
     let pair = Pair::damaged(3, |n| [(n == 1).then_some(0); 2]).await;
@@ -194,7 +209,7 @@ async fn case_02_a_frozen_first_source_is_left_after_its_deadline() {
     let pair = Pair::with(4).await;
     pair.first.freeze();
     let short = FetchLimits {
-        batch_wait_max: Span::from_millis(300),
+        batch_wait_max: Span::from_secs(1),
         ..limits()
     };
     let fetcher = fetcher(&slab(4), short);
