@@ -20,10 +20,10 @@ use crate::answer::Event;
 use crate::config::Config;
 use crate::generate::{Generator, Job, draw_seed};
 use crate::metrics::{Metrics, Rejection};
-use crate::text::ServedModel;
+use crate::text::{Encoded, ServedModel};
 use body::BodyLimits;
 use error::{ApiError, Kind};
-use params::Delivery;
+use params::{Delivery, Params};
 use request::Request;
 use shape::{Endpoint, Shape};
 use stream::{Encoder, Item};
@@ -119,6 +119,34 @@ struct Prepared {
     seed: i64,
 }
 
+/// What a body asks for, held against the model.
+struct Asked {
+    encoded: Encoded,
+    max_tokens: u32,
+    params: Params,
+}
+
+impl Api {
+    /// Parses, checks and encodes. Blocks for milliseconds with long prompts.
+    fn read(&self, body: &[u8], endpoint: Endpoint) -> Result<Asked, ApiError> {
+        let body = body::parse(body)?;
+        let Request { input, params } = match endpoint {
+            Endpoint::Chat => request::chat(body)?,
+            Endpoint::Completions => request::completion(body)?,
+        };
+        models::check(self, &params.model)?;
+        let now = i64::try_from(unix_s()).unwrap_or(i64::MAX);
+        let encoded = self.model.encode(input, &params.salt, now)?;
+        let default = self.config.limits.max_tokens_default;
+        let max_tokens = self.model.room(&encoded, params.max_tokens, default)?;
+        Ok(Asked {
+            encoded,
+            max_tokens,
+            params,
+        })
+    }
+}
+
 async fn prepare(
     api: &Arc<Api>,
     http: HttpRequest,
@@ -137,20 +165,12 @@ async fn prepare(
     let body = body::read(http, limits).await?;
     let shared = Arc::clone(api);
     // Parsing and encoding of a long prompt take milliseconds, which the runtime does not have.
-    let work = tokio::task::spawn_blocking(move || {
-        let request = match endpoint {
-            Endpoint::Chat => request::chat(body::parse(&body)?)?,
-            Endpoint::Completions => request::completion(body::parse(&body)?)?,
-        };
-        let Request { input, params } = request;
-        models::check(&shared, &params.model)?;
-        let now = i64::try_from(unix_s()).unwrap_or(i64::MAX);
-        let encoded = shared.model.encode(input, &params.salt, now)?;
-        let default = shared.config.limits.max_tokens_default;
-        let max_tokens = shared.model.room(&encoded, params.max_tokens, default)?;
-        Ok((encoded, max_tokens, params))
-    });
-    let (encoded, max_tokens, params) = work.await.map_err(|error| {
+    let work = tokio::task::spawn_blocking(move || shared.read(&body, endpoint));
+    let Asked {
+        encoded,
+        max_tokens,
+        params,
+    } = work.await.map_err(|error| {
         tracing::error!(%error, "preparing a request failed");
         ApiError::internal()
     })??;
