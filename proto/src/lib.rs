@@ -7,6 +7,7 @@
 
 mod channel;
 pub mod cluster;
+mod incoming;
 mod invalid;
 pub mod limits;
 mod plan;
@@ -29,4 +30,5 @@ pub mod v1 {
 pub use channel::{
     ChannelOptions, Channels, InvalidAddress, channel, client, server, with_deadline,
 };
+pub use incoming::{Connection, incoming};
 pub use invalid::InvalidMessage;

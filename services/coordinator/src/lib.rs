@@ -18,8 +18,6 @@ use std::time::Duration;
 use daemon::{Condition, Endpoint, Exposure, OnExit, Role, bind};
 use ids::Term;
 use membership::{LeaseId, Membership, Registry, Service};
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 
 pub use config::Config;
 
@@ -29,6 +27,9 @@ use observe::{Follower, Patience};
 
 /// How often readiness and the gauges are brought up to date.
 const SURVEY_EVERY: Duration = Duration::from_millis(100);
+
+/// gRPC connections open at once; more wait in the system's backlog.
+const CONNECTIONS_MAX: usize = 1024;
 
 /// A coordinator at work. It ends with its role.
 #[derive(Debug)]
@@ -104,10 +105,9 @@ fn serve(
     nodes: Registry,
     cluster: Arc<Cluster>,
 ) -> anyhow::Result<()> {
-    let incoming = TcpListenerStream::new(TcpListener::from_std(listener)?);
+    let incoming = proto::incoming(listener, CONNECTIONS_MAX)?;
     let closing = nodes.clone();
     let serving = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .max_concurrent_streams(Some(config.limits.calls_per_connection_max))
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))

@@ -25,10 +25,8 @@ use model::Opened;
 use placement::{NodeRecord, NodeReport, TierCapacity};
 use proto::{ChannelOptions, Channels};
 use tiers::{FetchLimits, Fetcher};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tokio_stream::wrappers::TcpListenerStream;
 use transfer::tcp::{ClientLimits, TcpTransport};
 use transfer::{HugePages, Slab};
 
@@ -39,6 +37,9 @@ use metrics::Metrics;
 
 /// Peers whose gRPC channels are kept.
 const PEERS_MAX: usize = 1024;
+
+/// gRPC connections open at once; more wait in the system's backlog.
+const CONNECTIONS_MAX: usize = 1024;
 
 /// A decode node at work. It ends with its role.
 #[derive(Debug)]
@@ -205,9 +206,8 @@ fn serve_control(
 ) -> anyhow::Result<()> {
     let reporter = Arc::clone(node);
     let observed = Observed::serve(Arc::new(move || reporter.report()), role.stop());
-    let incoming = TcpListenerStream::new(TcpListener::from_std(listener)?);
+    let incoming = proto::incoming(listener, CONNECTIONS_MAX)?;
     let serving = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .add_service(proto::server::decode(Control::new(Arc::clone(node))))

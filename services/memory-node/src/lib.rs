@@ -23,8 +23,6 @@ use placement::{NodeRecord, NodeReport, TierCapacity};
 use prometheus::Registry;
 use proto::ChannelOptions;
 use remote::LeaseLimits;
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::task::TaskTracker;
 use transfer::tcp::{ServeLimits, serve};
 use transfer::{HugePages, Slab};
@@ -35,6 +33,9 @@ use control::Control;
 use metrics::{Events, Scraped};
 use shelf::Shelf;
 use store::Counts;
+
+/// gRPC connections open at once; more wait in the system's backlog.
+const CONNECTIONS_MAX: usize = 1024;
 
 /// A memory node at work. It ends with its role.
 #[derive(Debug)]
@@ -180,9 +181,8 @@ fn serve_control(
     let reporting = Arc::clone(&shelf);
     let report = move || report(&reporting.counts(), slice_bytes, !draining.is_cancelled());
     let control = Control::new(shelf);
-    let incoming = TcpListenerStream::new(TcpListener::from_std(listener)?);
+    let incoming = proto::incoming(listener, CONNECTIONS_MAX)?;
     let serving = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .concurrency_limit_per_connection(config.limits.calls_per_connection_max)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))

@@ -24,8 +24,6 @@ use placement::{NodeRecord, NodeReport};
 use proto::{ChannelOptions, Channels};
 use remote::LeaseLimits;
 use tiers::{Copier, CopyLimits};
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::task::TaskTracker;
 use transfer::tcp::{ClientLimits, ServeLimits, TcpTransport, serve};
 use transfer::{HugePages, Slab};
@@ -38,6 +36,9 @@ use metrics::Metrics;
 
 /// Peers whose gRPC channels are kept.
 const PEERS_MAX: usize = 1024;
+
+/// gRPC connections open at once; more wait in the system's backlog.
+const CONNECTIONS_MAX: usize = 1024;
 
 /// A prefill node at work. It ends with its role.
 #[derive(Debug)]
@@ -211,9 +212,8 @@ fn serve_control(
     let reporter = Arc::clone(node);
     let observed = Observed::serve(Arc::new(move || reporter.report()), role.stop());
     let control = Control::new(Arc::clone(node));
-    let incoming = TcpListenerStream::new(TcpListener::from_std(listener)?);
+    let incoming = proto::incoming(listener, CONNECTIONS_MAX)?;
     let serving = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .add_service(proto::server::reservations(control.clone()))
