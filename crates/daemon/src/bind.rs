@@ -36,9 +36,9 @@ impl Exposure {
         }
         let problem =
             format!("{address} is reachable from other hosts and nothing protects it yet");
-        let port = address.port();
         let remedy = format!(
-            "use a loopback address such as 127.0.0.1:{port}, or pass --insecure on a trusted network"
+            "use a loopback address such as 127.0.0.1:{}, or pass --insecure on a trusted network",
+            address.port()
         );
         Err(ConfigError::invalid(field, problem, remedy))
     }
