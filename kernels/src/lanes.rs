@@ -118,6 +118,53 @@ impl PortableLanes {
     }
 }
 
+impl From<[f32; LANES]> for PortableLanes {
+    #[inline(always)]
+    fn from(lanes: [f32; LANES]) -> Self {
+        Self(lanes)
+    }
+}
+
+/// Half precision widened exactly, in a form that compilers vectorise. The exponent is moved to
+/// its place by a multiplication, which is exact and normalises subnormal numbers.
+#[inline(always)]
+pub(crate) fn widened(bits: u16) -> f32 {
+    const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
+    let bits = u32::from(bits);
+    let magnitude = (f32::from_bits((bits & 0x7fff) << 13) * REBIAS).to_bits();
+    let special = if bits & 0x7c00 == 0x7c00 {
+        0xff << 23
+    } else {
+        0
+    };
+    f32::from_bits(magnitude | special | (bits & 0x8000) << 16)
+}
+
+/// `a * b + c` rounded once. Where the machine has no such instruction the C library is called
+/// for each value; this does the same in f64, in a form that compilers vectorise.
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+        return a.mul_add(b, c);
+    }
+    // The product is exact in f64. The sum is rounded to odd (Boldo and Melquiond 2008): when it
+    // is inexact, which the error term of TwoSum tells, the neighbour with the odd mantissa is
+    // taken, and rounding that to f32 is then right, subnormal results included.
+    let product = f64::from(a) * f64::from(b);
+    let addend = f64::from(c);
+    let sum = product + addend;
+    let part = sum - product;
+    let error = (product - (sum - part)) + (addend - part);
+    let bits = sum.to_bits();
+    // Away from zero when the error has the sum's sign, else towards it. A NaN error (the sum is
+    // infinite or NaN) compares as neither.
+    let inexact = u64::from(error < 0.0) | u64::from(error > 0.0);
+    let even = inexact & !bits & 1;
+    let opposite = (error.to_bits() ^ bits) >> 63;
+    let odd = bits.wrapping_add(even).wrapping_sub(2 * (even & opposite));
+    f64::from_bits(odd) as f32
+}
+
 impl Lanes for PortableLanes {
     const WIDE: bool = false;
 
@@ -138,7 +185,7 @@ impl Lanes for PortableLanes {
 
     #[inline(always)]
     fn load_f16(from: &[u16; LANES]) -> Self {
-        Self(from.map(|bits| f16::from_bits(bits).to_f32()))
+        Self(from.map(widened))
     }
 
     #[inline(always)]
@@ -175,7 +222,7 @@ impl Lanes for PortableLanes {
     fn fma(self, factor: Self, addend: Self) -> Self {
         let mut out = self.0;
         for ((lane, factor), addend) in out.iter_mut().zip(factor.0).zip(addend.0) {
-            *lane = lane.mul_add(factor, addend);
+            *lane = fused(*lane, factor, addend);
         }
         Self(out)
     }
@@ -230,5 +277,66 @@ impl Lanes for PortableLanes {
     #[inline(always)]
     fn store_i16(self, to: &mut [i16; LANES]) {
         *to = self.0.map(|value| value.round_ties_even() as i16);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_half_precision_numbers_are_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (widened(bits), f16::from_bits(bits).to_f32());
+            assert!(
+                got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
+                "{bits}"
+            );
+        }
+    }
+
+    /// The library's fmaf is rounded once by definition.
+    #[test]
+    fn p1_the_portable_fma_is_rounded_once() {
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 32) as u32
+        };
+        let equal = |a: f32, b: f32, c: f32| {
+            let (got, want) = (fused(a, b, c), a.mul_add(b, c));
+            assert!(
+                got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
+                "{a:e} * {b:e} + {c:e}: {got:e}, not {want:e}"
+            );
+        };
+        for _ in 0..3_000_000 {
+            let (a, b) = (f32::from_bits(next()), f32::from_bits(next()));
+            equal(a, b, f32::from_bits(next()));
+            // Close to cancelling, to a tie, and to the subnormals.
+            let scale = f32::from_bits((next() % 64 + 60) << 23);
+            equal(a, b, -(a * b) * (1.0 + scale));
+            equal(a, scale, b * scale);
+            equal(a * 1e-30, b * 1e-12, f32::from_bits(next() % (1 << 24)));
+        }
+        let special = [
+            0.0,
+            -0.0,
+            1.0,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+            f32::INFINITY,
+            f32::NAN,
+        ];
+        for a in special {
+            for b in special {
+                for c in special {
+                    equal(a, b, c);
+                    equal(a, -b, c);
+                }
+            }
+        }
     }
 }

@@ -127,6 +127,9 @@ pub(crate) struct Candidates {
     weights: Vec<f64>,
 }
 
+/// Colder than this is as this: the inverse stays finite and nothing but ties is left.
+const COLDEST: f32 = 1e-6;
+
 /// The first ordered prefix that is looked at; it grows eightfold while it is too short.
 const PREFIX: usize = 64;
 
@@ -213,7 +216,7 @@ fn draw(
     scratch: &mut Candidates,
 ) -> u32 {
     let best_logit = logits[best as usize];
-    let factor = 1.0 / sampling.temperature;
+    let factor = 1.0 / sampling.temperature.max(COLDEST);
     let limit = match sampling.top_k {
         0 => logits.len(),
         top_k => logits.len().min(top_k as usize),

@@ -21,9 +21,35 @@ fn filled(device: &HostDevice, len: usize) -> HostBuffer<f32> {
     buffer
 }
 
-/// One small layer: norm, products of every kind of weight, rope, KV, attention, gate.
-fn layer(device: &HostDevice) -> Vec<f32> {
-    let (rows, width) = (19, 64);
+const ROWS: usize = 19;
+const WIDTH: usize = 64;
+const SHAPE: HeadShape = HeadShape {
+    heads: 4,
+    kv_heads: 4,
+    head_dim: 16,
+};
+
+fn weight(device: &HostDevice, format: WeightFormat) -> PackedWeight {
+    let blocks = WIDTH * WIDTH / format.block_values();
+    let half = half::f16::from_f32(0.031).to_le_bytes();
+    let bytes: Vec<u8> = (0..blocks)
+        .flat_map(|block| {
+            let codes = (2..format.block_bytes()).map(move |at| (block * 7 + at * 13) as u8);
+            half.into_iter().chain(codes)
+        })
+        .collect();
+    device
+        .weight(Matrix {
+            format,
+            n: WIDTH,
+            k: WIDTH,
+            bytes: &bytes,
+        })
+        .unwrap()
+}
+
+/// Stores k and v of all rows and attends.
+fn attend(device: &HostDevice, [q, k, v]: [&HostBuffer<f32>; 3]) -> HostBuffer<f32> {
     let mut stream = device.stream().unwrap();
     let slots = device
         .slots(SlotShape {
@@ -31,72 +57,11 @@ fn layer(device: &HostDevice) -> Vec<f32> {
             count: 8,
         })
         .unwrap();
-    let (x, gamma) = (filled(device, rows * width), filled(device, width));
-    let mut normal = device.buffer::<f32>(rows * width).unwrap();
-    let launch = RmsNorm {
-        rows,
-        x: &x,
-        gamma: &gamma,
-        eps: 1e-5,
-        y: &mut normal,
-    };
-    device.rms_norm(&mut stream, launch);
-    let weight = |format: WeightFormat| {
-        let blocks = width * width / format.block_values();
-        let half = half::f16::from_f32(0.031).to_le_bytes();
-        let bytes: Vec<u8> = (0..blocks)
-            .flat_map(|block| {
-                let codes = (2..format.block_bytes()).map(move |at| (block * 7 + at * 13) as u8);
-                half.into_iter().chain(codes)
-            })
-            .collect();
-        device
-            .weight(Matrix {
-                format,
-                n: width,
-                k: width,
-                bytes: &bytes,
-            })
-            .unwrap()
-    };
-    let weights = [WeightFormat::Q4_0, WeightFormat::Q8_0, WeightFormat::F16].map(weight);
-    let mut products = weights
-        .each_ref()
-        .map(|_| device.buffer::<f32>(rows * width).unwrap());
-    let [q, k, v] = &mut products;
-    let outputs = weights.iter().zip([&mut *q, &mut *k, &mut *v]);
-    let epilogue = Epilogue::Store;
-    let mut outputs: Vec<_> = outputs
-        .map(|(weight, y)| MatmulOutput {
-            weight,
-            bias: None,
-            y,
-            epilogue,
-        })
-        .collect();
-    device.matmul(
-        &mut stream,
-        Matmul {
-            rows,
-            x: &normal,
-            outputs: &mut outputs,
-        },
-    );
-    let positions: Vec<u32> = (0..rows as u32).collect();
-    let spec = RopeSpec {
-        style: RopeStyle::Interleaved,
-        head_dim: 16,
-        rotated: 16,
-        theta: 1e4,
-        positions: 32,
-    };
-    let table = RopeTable::try_new(spec).unwrap();
-    device.rope(&mut stream, &table, 4, &positions, q);
-    device.rope(&mut stream, &table, 4, &positions, k);
+    let positions: Vec<u32> = (0..ROWS as u32).collect();
     let tables: Vec<Vec<SlotIdx>> = (0..4)
         .map(|head| vec![SlotIdx(head), SlotIdx(7 - head)])
         .collect();
-    let ids: Vec<SlotIdx> = (0..rows)
+    let ids: Vec<SlotIdx> = (0..ROWS)
         .flat_map(|row| tables.iter().map(move |table| table[row / 16]))
         .collect();
     let launch = KvWrite {
@@ -108,24 +73,69 @@ fn layer(device: &HostDevice) -> Vec<f32> {
     };
     device.kv_write(&mut stream, &slots, launch);
     let tables: Vec<&[SlotIdx]> = tables.iter().map(Vec::as_slice).collect();
-    let mut out = device.buffer::<f32>(rows * width).unwrap();
+    let mut out = device.buffer::<f32>(ROWS * WIDTH).unwrap();
     let launch = Attend {
-        shape: HeadShape {
-            heads: 4,
-            kv_heads: 4,
-            head_dim: 16,
-        },
+        shape: SHAPE,
         q,
         positions: &positions,
         sequences: &[AttendSequence {
-            rows: 0..rows,
+            rows: 0..ROWS,
             tables: &tables,
         }],
         scale: 0.25,
         out: &mut out,
     };
     device.attend(&mut stream, &slots, launch);
-    device.silu_mul(&mut stream, rows * width, &mut out, &normal);
+    out
+}
+
+/// One small layer: norm, products of every kind of weight, rope, KV, attention, gate.
+fn layer(device: &HostDevice) -> Vec<f32> {
+    let mut stream = device.stream().unwrap();
+    let (x, gamma) = (filled(device, ROWS * WIDTH), filled(device, WIDTH));
+    let mut normal = device.buffer::<f32>(ROWS * WIDTH).unwrap();
+    let launch = RmsNorm {
+        rows: ROWS,
+        x: &x,
+        gamma: &gamma,
+        eps: 1e-5,
+        y: &mut normal,
+    };
+    device.rms_norm(&mut stream, launch);
+    let formats = [WeightFormat::Q4_0, WeightFormat::Q8_0, WeightFormat::F16];
+    let weights = formats.map(|format| weight(device, format));
+    let mut products = formats.map(|_| device.buffer::<f32>(ROWS * WIDTH).unwrap());
+    let epilogue = Epilogue::Store;
+    let mut outputs: Vec<_> = (weights.iter().zip(&mut products))
+        .map(|(weight, y)| MatmulOutput {
+            weight,
+            bias: None,
+            y,
+            epilogue,
+        })
+        .collect();
+    device.matmul(
+        &mut stream,
+        Matmul {
+            rows: ROWS,
+            x: &normal,
+            outputs: &mut outputs,
+        },
+    );
+    let spec = RopeSpec {
+        style: RopeStyle::Interleaved,
+        head_dim: 16,
+        rotated: 16,
+        theta: 1e4,
+        positions: 32,
+    };
+    let table = RopeTable::try_new(spec).unwrap();
+    let positions: Vec<u32> = (0..ROWS as u32).collect();
+    let [q, k, v] = &mut products;
+    device.rope(&mut stream, &table, 4, &positions, q);
+    device.rope(&mut stream, &table, 4, &positions, k);
+    let mut out = attend(device, [q, k, v]);
+    device.silu_mul(&mut stream, ROWS * WIDTH, &mut out, &normal);
     out.as_slice().to_vec()
 }
 

@@ -53,6 +53,20 @@ fn greedy_takes_the_best_and_of_equals_the_lowest_id() {
 }
 
 #[test]
+fn the_coldest_temperatures_take_the_best() {
+    let row = [0.5, 2.0, 1.999, -3.0];
+    for temperature in [1e-4, 1e-20, f32::MIN_POSITIVE / 8.0] {
+        let sampling = Sampling {
+            temperature,
+            ..PLAIN
+        };
+        for position in 0..20 {
+            assert_eq!(pick_one(&row, sampling, key(position)).token, 1);
+        }
+    }
+}
+
+#[test]
 fn logprob_is_that_of_the_whole_untempered_row() {
     let row = logits(5000);
     let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();

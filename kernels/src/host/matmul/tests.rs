@@ -246,60 +246,33 @@ fn p1_bits_do_not_depend_on_isa_threads_or_neighbouring_rows() {
 
 #[test]
 fn several_outputs_with_bias_and_residual_equal_single_launches() {
-    let k = 64;
+    let (k, rows) = (64, 3);
     let device = device(Isa::detect(), 2);
-    let q = pack(
-        WeightFormat::Q4_1,
-        40,
-        k,
-        &file_bytes(WeightFormat::Q4_1, 40, k, 6),
-    );
-    let v = pack(
-        WeightFormat::Q8_0,
-        24,
-        k,
-        &file_bytes(WeightFormat::Q8_0, 24, k, 7),
-    );
-    let o = pack(
-        WeightFormat::F16,
-        17,
-        k,
-        &file_bytes(WeightFormat::F16, 17, k, 8),
-    );
-    let rows = 3;
+    let kinds = [
+        (WeightFormat::Q4_1, 40),
+        (WeightFormat::Q8_0, 24),
+        (WeightFormat::F16, 17),
+    ];
+    let [q, v, o] = kinds.map(|(format, n)| pack(format, n, k, &file_bytes(format, n, k, 6)));
     let x = activations(rows, k, 9);
     let mut stream = device.stream().unwrap();
     let mut input = device.buffer(x.len()).unwrap();
     device.upload(&mut stream, &x, &mut input, 0);
     let mut bias = device.buffer(40).unwrap();
     device.upload(&mut stream, &activations(1, 40, 10), &mut bias, 0);
-    let mut ys: Vec<_> = [40, 24, 17]
-        .map(|n| device.buffer::<f32>(rows * n).unwrap())
-        .into();
+    let mut ys = kinds.map(|(_, n)| device.buffer::<f32>(rows * n).unwrap());
     ys[1].as_mut_slice().fill(2.5);
-    let [a, b, c] = &mut ys[..] else {
-        unreachable!()
+    let [a, b, c] = &mut ys;
+    let output = |weight, bias, y, epilogue| MatmulOutput {
+        weight,
+        bias,
+        y,
+        epilogue,
     };
-    let (store, add) = (Epilogue::Store, Epilogue::Add);
     let outputs = &mut [
-        MatmulOutput {
-            weight: &q,
-            bias: Some(&bias),
-            y: a,
-            epilogue: store,
-        },
-        MatmulOutput {
-            weight: &v,
-            bias: None,
-            y: b,
-            epilogue: add,
-        },
-        MatmulOutput {
-            weight: &o,
-            bias: None,
-            y: c,
-            epilogue: store,
-        },
+        output(&q, Some(&bias), a, Epilogue::Store),
+        output(&v, None, b, Epilogue::Add),
+        output(&o, None, c, Epilogue::Store),
     ];
     device.matmul(
         &mut stream,
