@@ -12,7 +12,9 @@
 //!
 //! The machine moves no bytes and draws no token: it says what is to be done, in order.
 
-use ids::{BlockIdx, Moment, NodeId, Span, Tier, TokenId};
+use std::sync::Arc;
+
+use ids::{BLOCK_TOKENS, BlockHash, BlockIdx, Moment, NodeId, Span, Tier, TokenId};
 use placement::{RefuseReason, Refused, Target};
 use remote::{Grant, Granted, ReserveRefused};
 
@@ -26,8 +28,10 @@ mod tests;
 /// How long holders keep what was reserved without hearing of the session.
 pub const LEASE: Span = Span::from_secs(15);
 
-/// Leases are prolonged when a third of them is left.
-const EXTEND_AFTER: Span = Span::from_secs(10);
+/// Leases are prolonged when a third of the shortest is left.
+const fn extend_after(lease: Span) -> Span {
+    Span(lease.0 / 3 * 2)
+}
 
 /// When a refused client may ask again.
 const RETRY_AFTER: Span = Span::from_millis(500);
@@ -201,11 +205,15 @@ pub struct Owner {
     holders: Vec<(Holder, u32)>,
     /// What was taken, or may have been, in order.
     held: Vec<(Holder, Option<Grant>)>,
-    /// Full blocks of the prompt, and whether an open one follows.
-    blocks: u32,
-    has_tail: bool,
+    /// Hashes of the prompt's full blocks: what prefill must have sealed (P2).
+    hashes: Arc<[BlockHash]>,
+    /// Tokens in the open block behind them; 0 when there is none.
+    tail_tokens: u8,
+    slices_per_block: usize,
     ledger: Ledger,
     began: Moment,
+    /// The shortest lease that was granted.
+    lease: Span,
     extend_at: Moment,
 }
 
@@ -214,14 +222,14 @@ impl Owner {
     #[must_use]
     pub fn new(request: &GenerateRequest, slices_per_block: u32, now: Moment) -> Self {
         let prompt_tokens = u32::try_from(request.prompt.tokens.len()).unwrap_or(u32::MAX);
-        let per_block = ids::BLOCK_TOKENS as u32;
-        let (blocks, has_tail) = (prompt_tokens / per_block, prompt_tokens % per_block > 0);
+        let per_block = BLOCK_TOKENS as u32;
+        let (blocks, tail_tokens) = (prompt_tokens / per_block, prompt_tokens % per_block);
         let slices = |blocks: u32| blocks.saturating_mul(slices_per_block);
         let usage = Usage {
             prompt_tokens,
             ..Usage::default()
         };
-        let with_tail = slices(blocks + u32::from(has_tail));
+        let with_tail = slices(blocks + u32::from(tail_tokens > 0));
         let mut holders = homes(request, slices_per_block);
         holders.push((Holder::PrefillHost(request.plan.prefill.clone()), with_tail));
         // The last token drawn is never run, but the plan reserved for it as well.
@@ -231,14 +239,16 @@ impl Owner {
             phase: Phase::Planned,
             holders,
             held: Vec::new(),
-            blocks,
-            has_tail,
+            hashes: Arc::clone(&request.prompt.hashes),
+            tail_tokens: u8::try_from(tail_tokens).expect("below the tokens of a block"),
+            slices_per_block: slices_per_block as usize,
             ledger: Ledger {
                 usage,
                 ..Ledger::default()
             },
             began: now,
-            extend_at: now + EXTEND_AFTER,
+            lease: LEASE,
+            extend_at: now + extend_after(LEASE),
         }
     }
 
@@ -329,8 +339,11 @@ impl Owner {
         let Phase::Reserving { asked } = self.phase else {
             return;
         };
-        if let Some((_, grant)) = self.held.last_mut() {
-            *grant = granted.map(|granted| granted.grant);
+        if let (Some(granted), Some((_, grant))) = (granted, self.held.last_mut()) {
+            *grant = Some(granted.grant);
+            // A node may grant less than was asked.
+            self.lease = self.lease.min(granted.lease);
+            self.extend_at = self.extend_at.min(now + extend_after(granted.lease));
         }
         if asked + 1 < self.holders.len() {
             return self.ask(asked + 1, effects);
@@ -386,8 +399,14 @@ impl Owner {
             return;
         };
         for block in &blocks {
-            if block.receipt.index != BlockIdx(*sealed) || *sealed >= self.blocks {
-                let detail = format!("prefill sealed block {:?} out of turn", block.receipt.index);
+            let receipt = &block.receipt;
+            let hash = self.hashes.get(*sealed as usize);
+            let right = receipt.index == BlockIdx(*sealed)
+                && hash == Some(&receipt.key.hash)
+                && usize::from(receipt.tokens) == BLOCK_TOKENS
+                && receipt.checksums.len() == self.slices_per_block;
+            if !right {
+                let detail = format!("prefill sealed {receipt:?} as block {sealed} of the prompt");
                 return self.fail(detail, effects);
             }
             *sealed += 1;
@@ -395,12 +414,24 @@ impl Owner {
         effects.push(Effect::Fetch(blocks));
     }
 
+    /// Whether prefill hands over what is left of the prompt behind its full blocks.
+    fn is_right(&self, tail: Option<&SealedBlock>) -> bool {
+        match tail {
+            None => self.tail_tokens == 0,
+            Some(tail) => {
+                tail.receipt.tokens == self.tail_tokens
+                    && tail.receipt.index.index() == self.hashes.len()
+                    && tail.receipt.checksums.len() == self.slices_per_block
+            }
+        }
+    }
+
     fn handed_over(&mut self, handover: Box<Handover>, now: Moment, effects: &mut Vec<Effect>) {
         let Phase::Prefilling { sealed, resident } = self.phase else {
             return;
         };
-        if sealed != self.blocks || handover.tail.is_some() != self.has_tail {
-            let detail = format!("hand-over after {sealed} of {} blocks", self.blocks);
+        if sealed as usize != self.hashes.len() || !self.is_right(handover.tail.as_ref()) {
+            let detail = format!("hand-over after {sealed} of {} blocks", self.hashes.len());
             return self.fail(detail, effects);
         }
         self.ledger.queued = Span(self.ledger.queued.0.saturating_add(handover.queued.0));
@@ -425,14 +456,14 @@ impl Owner {
     }
 
     fn start_when_resident(&mut self, now: Moment, effects: &mut Vec<Effect>) {
-        let wanted = self.blocks + u32::from(self.has_tail);
+        let wanted = self.hashes.len() + usize::from(self.tail_tokens > 0);
         let Phase::Fetching {
             resident, since, ..
         } = self.phase
         else {
             return;
         };
-        if resident < wanted {
+        if (resident as usize) < wanted {
             return;
         }
         self.ledger.handover = now - since;
@@ -449,7 +480,7 @@ impl Owner {
         if self.is_ended() || now < self.extend_at {
             return;
         }
-        self.extend_at = now + EXTEND_AFTER;
+        self.extend_at = now + extend_after(self.lease);
         let granted = self.held.iter().filter_map(|(holder, grant)| {
             grant.as_ref().map(|grant| (holder.clone(), grant.clone()))
         });

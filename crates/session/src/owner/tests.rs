@@ -87,7 +87,7 @@ fn granted() -> Event {
 fn sealed(index: u32) -> SealedBlock {
     let receipt = BlockReceipt {
         key: BlockKey {
-            hash: BlockHash([9; 32]),
+            hash: BlockHash([index as u8 + 1; 32]),
             generation: 0,
         },
         index: BlockIdx(index),
@@ -108,9 +108,16 @@ fn sealed(index: u32) -> SealedBlock {
     }
 }
 
+/// The three tokens behind the full blocks.
+fn tail() -> SealedBlock {
+    let mut tail = sealed(2);
+    tail.receipt.tokens = 3;
+    tail
+}
+
 fn handover() -> Event {
     Event::Handover(Box::new(Handover {
-        tail: Some(sealed(2)),
+        tail: Some(tail()),
         last_hidden: Arc::new([0.5]),
         cached_tokens: 0,
         queued: Span(0),
@@ -308,6 +315,58 @@ fn p2_blocks_out_of_turn_end_the_session_instead_of_being_used() {
         matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
         "one is missing"
     );
+}
+
+#[test]
+fn p2_blocks_of_another_prompt_or_shape_are_not_used() {
+    let changed = |change: &dyn Fn(&mut BlockReceipt)| {
+        let mut block = sealed(0);
+        change(&mut block.receipt);
+        block
+    };
+    for wrong in [
+        changed(&|receipt| receipt.key.hash = BlockHash([7; 32])),
+        changed(&|receipt| receipt.tokens = 15),
+        changed(&|receipt| receipt.checksums = Arc::new([])),
+    ] {
+        let mut owner = owner();
+        run(&mut owner, quiet().into_iter().take(5));
+        let effects = owner.on(Event::Sealed(vec![wrong]), Moment(1));
+        assert!(
+            matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
+            "{effects:?}"
+        );
+    }
+    let mut owner = owner();
+    run(&mut owner, quiet().into_iter().take(7));
+    let mut short = tail();
+    short.receipt.tokens = 2;
+    let Event::Handover(mut handover) = handover() else {
+        panic!("it is one")
+    };
+    handover.tail = Some(short);
+    let effects = owner.on(Event::Handover(handover), Moment(1));
+    assert!(
+        matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn a_short_lease_is_extended_in_time() {
+    let mut owner = owner();
+    run(&mut owner, [Event::Begin]);
+    let grant = Grant {
+        session: SessionId(1),
+        epoch: Epoch(1),
+        secret: [0; 16],
+    };
+    let short = Granted {
+        grant,
+        lease: Span::from_millis(300),
+    };
+    owner.on(Event::Reserved(Some(short)), Moment(1));
+    assert!(owner.wake_at().unwrap() <= Moment(1) + Span::from_millis(200));
 }
 
 #[test]
