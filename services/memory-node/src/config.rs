@@ -4,11 +4,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use daemon::{AdminConfig, ByteSize, ConfigError, DrainConfig, LogConfig, Settings, Span};
-use ids::{Domain, NodeId};
+use membership::{JoinConfig, NodeConfig};
 use serde::{Deserialize, Serialize};
 
 /// Everything a memory node can be told.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Allow addresses that other hosts can reach, without encryption.
@@ -22,7 +22,7 @@ pub struct Config {
     /// What one node serves at most.
     pub limits: LimitsConfig,
     /// Where it registers.
-    pub membership: MembershipConfig,
+    pub membership: JoinConfig,
     /// The admin endpoint.
     pub admin: AdminConfig,
     /// What is logged.
@@ -39,9 +39,6 @@ pub struct ListenConfig {
     pub control: SocketAddr,
     /// Address of the bulk transport; port 0 lets the system choose.
     pub bulk: SocketAddr,
-    /// What other nodes connect to, where that differs from what is bound (a pod's name, say);
-    /// empty is the bound address. Host only: the ports are those that were bound.
-    pub advertise_host: String,
 }
 
 impl Default for ListenConfig {
@@ -50,29 +47,6 @@ impl Default for ListenConfig {
         Self {
             control: any_port,
             bulk: any_port,
-            advertise_host: String::new(),
-        }
-    }
-}
-
-/// What the node is called and where it stands.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NodeConfig {
-    /// Its name, stable over restarts: 1 to 63 of a-z, 0-9 and '-'.
-    pub id: String,
-    /// Failure domain: the machine. Copies of a block go to different ones.
-    pub host: String,
-    /// Failure domain: the zone.
-    pub zone: String,
-}
-
-impl Default for NodeConfig {
-    fn default() -> Self {
-        Self {
-            id: "memory-0".to_owned(),
-            host: "localhost".to_owned(),
-            zone: "default".to_owned(),
         }
     }
 }
@@ -131,54 +105,6 @@ impl Default for LimitsConfig {
     }
 }
 
-/// Where the node registers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MembershipConfig {
-    /// gRPC address of the coordinator that hosts the membership, `host:port`.
-    pub coordinator: String,
-    /// How long the listing lasts without a sign of life.
-    pub ttl: Span,
-}
-
-impl Default for MembershipConfig {
-    fn default() -> Self {
-        Self {
-            coordinator: "127.0.0.1:7400".to_owned(),
-            ttl: Span::secs(5),
-        }
-    }
-}
-
-impl NodeConfig {
-    /// The name, checked.
-    ///
-    /// # Errors
-    /// [`ConfigError::invalid`].
-    pub(crate) fn node_id(&self) -> Result<NodeId, ConfigError> {
-        name("node.id", &self.id)
-    }
-
-    /// Host and zone, checked.
-    ///
-    /// # Errors
-    /// [`ConfigError::invalid`].
-    pub(crate) fn domains(&self) -> Result<(Domain, Domain), ConfigError> {
-        Ok((
-            name("node.host", &self.host)?,
-            name("node.zone", &self.zone)?,
-        ))
-    }
-}
-
-fn name<T: std::str::FromStr<Err = ids::InvalidName>>(
-    field: &str,
-    text: &str,
-) -> Result<T, ConfigError> {
-    let named = text.parse();
-    named.map_err(|error| ConfigError::invalid(field, error, "use a lower-case DNS label"))
-}
-
 impl SlabConfig {
     /// Slots that fit, checked.
     ///
@@ -212,6 +138,22 @@ impl SlabConfig {
     }
 }
 
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            insecure: false,
+            listen: ListenConfig::default(),
+            node: NodeConfig::first_of(ids::Role::Memory),
+            slab: SlabConfig::default(),
+            limits: LimitsConfig::default(),
+            membership: JoinConfig::default(),
+            admin: AdminConfig::default(),
+            log: LogConfig::default(),
+            drain: DrainConfig::default(),
+        }
+    }
+}
+
 impl Settings for Config {
     fn log(&self) -> &LogConfig {
         &self.log
@@ -222,8 +164,8 @@ impl Settings for Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        self.node.node_id()?;
-        self.node.domains()?;
+        self.node.check()?;
+        self.membership.check()?;
         self.slab.slots()?;
         let refs = self.limits.refs_per_frame_max;
         if refs == 0 || refs > transfer::REFS_LIMIT {
@@ -246,7 +188,6 @@ impl Settings for Config {
                 "limits.calls_per_connection_max",
                 self.limits.calls_per_connection_max > 0,
             ),
-            ("membership.ttl", !self.membership.ttl.is_zero()),
         ];
         for (field, ok) in positive {
             if !ok {

@@ -13,15 +13,14 @@ mod store;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Context;
 use daemon::{ConfigError, Endpoint, Exposure, OnExit, Role, bind};
-use ids::{ByteCount, Incarnation, Tier};
-use membership::{Membership, Observed, Remote, Standing};
+use ids::{ByteCount, Tier};
+use membership::{Bound, Observed};
 use placement::{NodeRecord, NodeReport, TierCapacity};
 use prometheus::Registry;
-use proto::ChannelOptions;
 use remote::LeaseLimits;
 use tokio_util::task::TaskTracker;
 use transfer::tcp::{ServeLimits, serve};
@@ -66,8 +65,11 @@ pub fn start(config: Config, role: &Role) -> anyhow::Result<Running> {
     let control = listen("listen.control", config.listen.control)?;
     let bulk = listen("listen.bulk", config.listen.bulk)?;
     let admin = listen("admin.listen", config.admin.listen)?;
-    let (control_at, bulk_at) = (control.local_addr()?, bulk.local_addr()?);
-    let record = record(&config, control_at, bulk_at)?;
+    let bound = Bound {
+        control: control.local_addr()?,
+        bulk: Some(bulk.local_addr()?),
+    };
+    let record = config.node.record(ids::Role::Memory, bound)?;
     let registry = daemon::metrics::registry(&[("role", "memory"), ("node", record.id.as_str())])?;
 
     let slab = slab(&config)?;
@@ -98,7 +100,8 @@ pub fn start(config: Config, role: &Role) -> anyhow::Result<Running> {
     });
     serve_control(&config, role, control, Arc::clone(&shelf))?;
     let admin = role.serve_admin(admin, config.admin.connections_max, vec![registry.clone()])?;
-    register(&config, role, record.clone(), shelf)?;
+    membership::join(&config.membership, role, record.clone())?;
+    role.on_drain("let sessions end", async move { shelf.drain().await });
     role.readiness().started();
     Ok(Running {
         record,
@@ -138,39 +141,6 @@ fn bulk_limits(config: &Config) -> ServeLimits {
     }
 }
 
-fn record(config: &Config, control: SocketAddr, bulk: SocketAddr) -> anyhow::Result<NodeRecord> {
-    let advertise = |bound: SocketAddr| match config.listen.advertise_host.as_str() {
-        "" => bound.to_string(),
-        host => format!("{host}:{}", bound.port()),
-    };
-    let (host, zone) = config.node.domains()?;
-    Ok(NodeRecord {
-        id: config.node.node_id()?,
-        role: ids::Role::Memory,
-        incarnation: incarnation(),
-        control: advertise(control),
-        bulk: advertise(bulk),
-        numerics_class: String::new(),
-        model: None,
-        host,
-        zone,
-        shards: 1,
-        block_bytes: ByteCount(0),
-    })
-}
-
-/// Later starts have higher ones, also after a restart of the host.
-fn incarnation() -> Incarnation {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the edge: the one use of the wall clock here"
-    )]
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Incarnation(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
-}
-
 fn serve_control(
     config: &Config,
     role: &Role,
@@ -206,39 +176,4 @@ fn report(counts: &Counts, slice_bytes: u64, accepting: bool) -> NodeReport {
         running: counts.sessions,
         accepting,
     }
-}
-
-fn register(
-    config: &Config,
-    role: &Role,
-    record: NodeRecord,
-    shelf: Arc<Shelf>,
-) -> anyhow::Result<()> {
-    let address = &config.membership.coordinator;
-    let channel = proto::channel(address, &ChannelOptions::default()).map_err(|error| {
-        let remedy = "use the coordinator's gRPC address, such as 127.0.0.1:7400";
-        ConfigError::invalid("membership.coordinator", error, remedy)
-    })?;
-    let membership = Membership::Remote(Remote::new(channel));
-    let ttl = config.membership.ttl.duration().into();
-    let (registration, keeper) = membership.register(record, ttl);
-    let listed = role.readiness().condition("membership");
-    let mut standing = registration.standing();
-    role.spawn("membership", OnExit::Shutdown, keeper);
-    role.spawn("membership standing", OnExit::Ignore, async move {
-        loop {
-            let now = *standing.borrow_and_update();
-            match now {
-                Standing::Listed => listed.hold(),
-                Standing::Seeking => listed.fail("the coordinator does not list this node yet"),
-                Standing::Ended => listed.fail("this node has left"),
-            }
-            if now == Standing::Ended || standing.changed().await.is_err() {
-                return;
-            }
-        }
-    });
-    role.on_drain("leave the membership", registration.leave());
-    role.on_drain("let sessions end", async move { shelf.drain().await });
-    Ok(())
 }
