@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// Written by one loop, read by anybody.
 #[derive(Debug, Default)]
 pub struct Counters {
+    turns: AtomicU64,
     steps: AtomicU64,
     rows: AtomicU64,
     waiting: AtomicU32,
@@ -15,7 +16,10 @@ pub struct Counters {
 /// One reading of [`Counters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopState {
-    /// Passes through the model since the start. Grows while work is queued, or the loop hangs.
+    /// Times that the loop looked at its work since the start. Grows while anything waits or
+    /// runs, slow readers included, or the loop hangs.
+    pub turns: u64,
+    /// Passes through the model since the start.
     pub steps: u64,
     /// Rows (tokens) computed since the start.
     pub rows: u64,
@@ -32,6 +36,7 @@ impl Counters {
     #[must_use]
     pub fn read(&self) -> LoopState {
         LoopState {
+            turns: self.turns.load(Ordering::Relaxed),
             steps: self.steps.load(Ordering::Relaxed),
             rows: self.rows.load(Ordering::Relaxed),
             waiting: self.waiting.load(Ordering::Relaxed),
@@ -45,7 +50,21 @@ impl Counters {
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn came(&self) {
+    pub(crate) fn turned(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One more waits, unless `most` do already.
+    pub(crate) fn try_come(&self, most: usize) -> bool {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        let more = |waiting: u32| (waiting < most).then_some(waiting + 1);
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok()
+    }
+
+    /// One that was in the batch waits again.
+    pub(crate) fn came_back(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 

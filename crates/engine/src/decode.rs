@@ -4,11 +4,13 @@
 //! first token costs no pass. It leaves when a stop token is drawn, a limit is reached, or its
 //! handle is dropped; its slots are free before the next step begins (P6).
 
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ids::{BlockHash, Span, TokenId};
 use kernels::Device;
@@ -19,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::counters::{Counters, LoopState};
 use crate::device::DeviceKv;
+use crate::fit::Fit;
 use crate::{StartError, SubmitError};
 
 mod batch;
@@ -26,6 +29,9 @@ mod sequence;
 
 use batch::Batch;
 use sequence::Sequence;
+
+/// While every reader is slow, how long the loop sleeps before it looks at them again.
+const READERS_PAUSE: Duration = Duration::from_millis(2);
 
 /// Bounds of the loop.
 #[derive(Clone, Copy, Debug)]
@@ -104,10 +110,8 @@ impl Drop for SequenceHandle {
 
 enum Command {
     Admit(Box<Sequence>),
-    /// Look at the cancel flags.
+    /// Look at the flags.
     Look,
-    /// End the loop.
-    Stop,
 }
 
 /// The loop's handle.
@@ -115,6 +119,8 @@ pub struct DecodeEngine {
     commands: SyncSender<Command>,
     counters: Arc<Counters>,
     options: DecodeOptions,
+    fit: Fit,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -131,10 +137,14 @@ impl DecodeEngine {
         // Twice: a cancel must find room beside the sequences that wait.
         let (commands, inbox) = sync_channel(options.waiting_max.get() * 2);
         let counters = Arc::new(Counters::default());
+        let stopping = Arc::new(AtomicBool::new(false));
+        let fit = Fit::of(&model);
         let mut state = Loop {
             batch: Batch::try_new(model, memory, options.batch_max.get())?,
+            waiting: VecDeque::new(),
             inbox,
             counters: Arc::clone(&counters),
+            stopping: Arc::clone(&stopping),
         };
         let thread = std::thread::Builder::new()
             .name("decode-loop".into())
@@ -143,6 +153,8 @@ impl DecodeEngine {
             commands,
             counters,
             options,
+            fit,
+            stopping,
             thread: Some(thread),
         })
     }
@@ -150,17 +162,18 @@ impl DecodeEngine {
     /// Hands a sequence to the loop.
     ///
     /// # Errors
-    /// [`SubmitError`] when as many wait as may; nothing was done.
+    /// [`SubmitError`] when the admission contradicts itself or as many wait as may; nothing was
+    /// done.
     pub fn admit(&self, admission: Admission) -> Result<SequenceHandle, SubmitError> {
+        self.fit.sequence(&admission)?;
         let waiting = self.options.waiting_max.get();
-        if self.counters.read().waiting as usize >= waiting {
+        if !self.counters.try_come(waiting) {
             return Err(SubmitError::Full { waiting });
         }
         // One place more than a step can fill: a token and the end come together.
         let (sender, items) = mpsc::channel(self.options.unread_max.get() + 2);
         let cancelled = Arc::new(AtomicBool::new(false));
         let sequence = Sequence::new(admission, sender, Arc::clone(&cancelled));
-        self.counters.came();
         match self.commands.try_send(Command::Admit(Box::new(sequence))) {
             Ok(()) => Ok(SequenceHandle {
                 items,
@@ -187,7 +200,9 @@ impl DecodeEngine {
 impl Drop for DecodeEngine {
     /// Ends the loop after the step at hand; sequences in it end without a last item.
     fn drop(&mut self) {
-        let _sent = self.commands.send(Command::Stop);
+        self.stopping.store(true, Ordering::Release);
+        // A full queue means that the loop is about to look anyway.
+        let _woken = self.commands.try_send(Command::Look);
         if let Some(thread) = self.thread.take() {
             let _ended = thread.join();
         }
@@ -196,14 +211,17 @@ impl Drop for DecodeEngine {
 
 struct Loop<D: Device> {
     batch: Batch<D>,
+    /// Sequences without a place in the batch, in the order of their turn.
+    waiting: VecDeque<Sequence>,
     inbox: Receiver<Command>,
     counters: Arc<Counters>,
+    /// Set by the handle's Drop.
+    stopping: Arc<AtomicBool>,
 }
 
 impl<D: Device> Loop<D> {
     fn run(&mut self) {
         while self.take_commands() {
-            self.batch.drop_cancelled();
             let rows = self.batch.step();
             if rows > 0 {
                 self.counters.stepped(rows);
@@ -213,44 +231,61 @@ impl<D: Device> Loop<D> {
         self.counters.stop();
     }
 
-    /// Takes what waits; blocks while no sequence can make a step. `false` ends the loop.
+    /// Takes what has come; blocks while no sequence can make a step. `false` ends the loop.
     fn take_commands(&mut self) -> bool {
-        if self.batch.is_empty() {
-            let Ok(command) = self.inbox.recv() else {
-                return false;
-            };
-            if !self.obey(command) {
-                return false;
+        self.counters.turned();
+        if self.batch.is_empty() && self.waiting.is_empty() {
+            match self.inbox.recv() {
+                Ok(command) => self.obey(command),
+                Err(_) => return false,
             }
-        } else if !self.batch.can_step() {
+        } else if !self.batch.can_step() && !self.waiting.iter().any(Sequence::can_step) {
             // Every reader is slow: look again when one may have read something.
-            let pause = std::time::Duration::from_millis(2);
-            if let Ok(command) = self.inbox.recv_timeout(pause)
-                && !self.obey(command)
-            {
-                return false;
+            if let Ok(command) = self.inbox.recv_timeout(READERS_PAUSE) {
+                self.obey(command);
             }
         }
-        while self.batch.has_room()
-            && let Ok(command) = self.inbox.try_recv()
-        {
-            if !self.obey(command) {
-                return false;
-            }
+        while let Ok(command) = self.inbox.try_recv() {
+            self.obey(command);
         }
-        true
+        self.drop_cancelled();
+        self.fill_up();
+        !self.stopping.load(Ordering::Acquire)
     }
 
-    fn obey(&mut self, command: Command) -> bool {
+    fn obey(&mut self, command: Command) {
         match command {
-            Command::Admit(sequence) => {
-                self.counters.went();
-                self.batch.push(*sequence);
-                self.counters.set_running(self.batch.len());
-                true
-            }
-            Command::Look => true,
-            Command::Stop => false,
+            Command::Admit(sequence) => self.waiting.push_back(*sequence),
+            Command::Look => {}
         }
+    }
+
+    /// Frees the slots of every sequence that nobody waits for, in the batch or not (P6).
+    fn drop_cancelled(&mut self) {
+        self.batch.drop_cancelled();
+        let before = self.waiting.len();
+        self.waiting.retain(|sequence| !sequence.is_cancelled());
+        for _ in self.waiting.len()..before {
+            self.counters.went();
+        }
+    }
+
+    /// Gives places to those that wait; one whose reader is slow gives up its own for that.
+    fn fill_up(&mut self) {
+        while let Some(next) = self.waiting.iter().position(Sequence::can_step) {
+            if !self.batch.has_room() {
+                let Some(slow) = self.batch.take_slow() else {
+                    break;
+                };
+                self.counters.came_back();
+                self.waiting.push_back(slow);
+            }
+            let Some(sequence) = self.waiting.remove(next) else {
+                break;
+            };
+            self.counters.went();
+            self.batch.push(sequence);
+        }
+        self.counters.set_running(self.batch.len());
     }
 }

@@ -29,8 +29,8 @@ pub enum DeviceKvError {
     Lost(#[from] DeviceLost),
 }
 
-/// Slices could not be brought onto the device; the table is unchanged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// Slices could not be brought onto the device. Unless the device is lost, the table is unchanged.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
     /// The sequence's reservation has too few slots left.
     #[error("the reservation has {left} device slots left, a block needs {wanted}")]
@@ -51,6 +51,15 @@ pub enum LoadError {
     /// Sealed blocks come first.
     #[error("a sealed block cannot follow an open one")]
     Order,
+    /// An open block has 1 to 15 tokens.
+    #[error("an open block has 1 to 15 tokens, got {got}")]
+    Tokens {
+        /// What was given.
+        got: usize,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Lost(#[from] DeviceLost),
 }
 
 /// The KV memory of one device. Cheap to clone; all clones are the same memory.
@@ -161,7 +170,7 @@ impl<D: Device> DeviceKv<D> {
             block.push(*token).expect("an empty block takes 16 tokens");
         }
         let slots: Vec<SlotIdx> = block.slots().collect();
-        self.scatter(&slots, slices);
+        self.scatter(&slots, slices)?;
         let block = block.seal(key).expect("16 tokens were pushed");
         table
             .push_sealed(Arc::new(block))
@@ -183,14 +192,17 @@ impl<D: Device> DeviceKv<D> {
         if table.filling().len() > 0 {
             return Err(LoadError::Order);
         }
+        if !(1..BLOCK_TOKENS).contains(&tokens.len()) {
+            let got = tokens.len();
+            return Err(LoadError::Tokens { got });
+        }
         let (wanted, left) = (self.0.shape.slices(), reservation.left());
         table
             .append(tokens, reservation)
             .map_err(|_| LoadError::Reservation { wanted, left })?;
         let open = table.filling().last().expect("tokens were appended");
         let slots: Vec<SlotIdx> = open.slots().collect();
-        self.scatter(&slots, slices);
-        Ok(())
+        self.scatter(&slots, slices)
     }
 
     /// Copies slots to host slices, one each, in order.
@@ -212,7 +224,13 @@ impl<D: Device> DeviceKv<D> {
         Ok(())
     }
 
-    fn scatter<S: Deref<Target = [u8]>>(&self, slots: &[SlotIdx], slices: &[S]) {
+    /// Copies host slices to slots, one each, and waits: the slices may go and a step may read the
+    /// slots as soon as this returns.
+    fn scatter<S: Deref<Target = [u8]>>(
+        &self,
+        slots: &[SlotIdx],
+        slices: &[S],
+    ) -> Result<(), LoadError> {
         let Memory {
             device,
             copies,
@@ -223,6 +241,7 @@ impl<D: Device> DeviceKv<D> {
         for (slot, slice) in slots.iter().zip(slices) {
             device.scatter(&mut stream, memory, slice, std::slice::from_ref(slot));
         }
+        Ok(device.synchronise(&mut stream)?)
     }
 
     fn check_count(&self, got: usize) -> Result<(), LoadError> {

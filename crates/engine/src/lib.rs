@@ -9,6 +9,7 @@ mod counters;
 mod decode;
 mod device;
 mod digest;
+mod fit;
 mod prefill;
 
 pub use counters::{Counters, LoopState};
@@ -19,9 +20,17 @@ pub use prefill::{
     CachedBlock, HostBlock, PrefillEngine, PrefillJob, PrefillOptions, PrefillOutput, Prefilled,
 };
 
-/// A loop's queue is full, or the loop has ended; nothing was done, so asking again is safe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// A loop did not take the work; nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
+    /// This model, or what was reserved, cannot carry it out: asking again is pointless.
+    #[error("{field}: {problem}")]
+    Unfit {
+        /// Which part of the work.
+        field: &'static str,
+        /// What is wrong with it, and what would be right.
+        problem: String,
+    },
     /// As many wait as may wait.
     #[error("{waiting} requests wait already, the configured most")]
     Full {

@@ -4,6 +4,8 @@
 //!
 //! Does not sample and does not send anything over a network.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +22,7 @@ use transfer::{Slot, SlotMut};
 
 use crate::counters::{Counters, LoopState};
 use crate::device::DeviceKv;
+use crate::fit::Fit;
 use crate::{StartError, SubmitError};
 
 mod job;
@@ -101,7 +104,8 @@ pub struct Prefilled {
 
 enum Command {
     Start(Box<Job>),
-    Stop,
+    /// Look at the stop flag.
+    Look,
 }
 
 /// The loop's handle.
@@ -109,6 +113,8 @@ pub struct PrefillEngine {
     commands: SyncSender<Command>,
     counters: Arc<Counters>,
     options: PrefillOptions,
+    fit: Fit,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -124,20 +130,26 @@ impl PrefillEngine {
     ) -> Result<Self, StartError> {
         let (commands, inbox) = sync_channel(options.waiting_max.get());
         let counters = Arc::new(Counters::default());
+        let stopping = Arc::new(AtomicBool::new(false));
         let shape = ScratchShape {
             rows: options.chunk_tokens.get(),
             logit_rows: 0,
         };
         let scratch = model.scratch(shape)?;
+        let fit = Fit::of(&model);
         let mut state = Loop {
             model,
             memory,
             scratch,
-            options,
+            chunk_tokens: options.chunk_tokens.get(),
             inbox,
-            active: Vec::new(),
-            turn: 0,
-            counters: Arc::clone(&counters),
+            jobs: Jobs {
+                active_max: options.active_max.get(),
+                active: VecDeque::new(),
+                waiting: VecDeque::new(),
+                counters: Arc::clone(&counters),
+            },
+            stopping: Arc::clone(&stopping),
         };
         let thread = std::thread::Builder::new()
             .name("prefill-loop".into())
@@ -146,6 +158,8 @@ impl PrefillEngine {
             commands,
             counters,
             options,
+            fit,
+            stopping,
             thread: Some(thread),
         })
     }
@@ -157,22 +171,21 @@ impl PrefillEngine {
         found_blocks.min(tokens.saturating_sub(SCORING_WINDOW) / ids::BLOCK_TOKENS)
     }
 
-    /// Hands a prompt to the loop; the receiver has room for everything that will come.
+    /// Hands a prompt to the loop; the receiver has room for everything that will come. Dropping it
+    /// cancels the prompt.
     ///
     /// # Errors
-    /// [`SubmitError`] when as many wait as may; nothing was done.
+    /// [`SubmitError`] when the job contradicts itself or as many wait as may; nothing was done.
     pub fn submit(&self, job: PrefillJob) -> Result<mpsc::Receiver<PrefillOutput>, SubmitError> {
+        self.fit.prompt(&job)?;
         let waiting = self.options.waiting_max.get();
-        if self.counters.read().waiting as usize >= waiting {
+        if !self.counters.try_come(waiting) {
             return Err(SubmitError::Full { waiting });
         }
         let chunks = job.tokens.len().div_ceil(self.options.chunk_tokens.get());
         let (sender, receiver) = mpsc::channel(chunks + 2);
-        self.counters.came();
-        match self
-            .commands
-            .try_send(Command::Start(Box::new(Job::new(job, sender))))
-        {
+        let job = Box::new(Job::new(job, sender));
+        match self.commands.try_send(Command::Start(job)) {
             Ok(()) => Ok(receiver),
             Err(error) => {
                 self.counters.went();
@@ -192,9 +205,11 @@ impl PrefillEngine {
 }
 
 impl Drop for PrefillEngine {
-    /// Ends the loop after the chunk at hand; its jobs end without a last item.
+    /// Ends the loop after the layer at hand; its jobs end without a last item.
     fn drop(&mut self) {
-        let _sent = self.commands.send(Command::Stop);
+        self.stopping.store(true, Ordering::Release);
+        // A full queue means that the loop is about to look anyway.
+        let _woken = self.commands.try_send(Command::Look);
         if let Some(thread) = self.thread.take() {
             let _ended = thread.join();
         }
@@ -205,59 +220,105 @@ struct Loop<D: Device> {
     model: Arc<Model<D>>,
     memory: DeviceKv<D>,
     scratch: Scratch<D>,
-    options: PrefillOptions,
+    chunk_tokens: usize,
     inbox: Receiver<Command>,
-    active: Vec<Job>,
-    /// Index of the job whose chunk is next.
-    turn: usize,
+    jobs: Jobs,
+    /// Set by the handle's Drop.
+    stopping: Arc<AtomicBool>,
+}
+
+/// The prompts that are not being computed at this moment.
+struct Jobs {
+    active_max: usize,
+    /// In the order of their next chunks.
+    active: VecDeque<Job>,
+    /// In the order of submission.
+    waiting: VecDeque<Job>,
     counters: Arc<Counters>,
 }
 
 impl<D: Device> Loop<D> {
     fn run(&mut self) {
         while self.take_commands() {
-            let index = self.turn % self.active.len();
-            let job = &mut self.active[index];
-            let chunk = self.options.chunk_tokens.get();
-            let (rows, progress) = job.advance(&self.model, &self.memory, &mut self.scratch, chunk);
-            self.counters.stepped(rows);
-            match progress {
-                Progress::More => self.turn = index + 1,
-                // The next job slides into this place.
-                Progress::Ended => {
-                    self.active.remove(index);
-                    self.turn = index;
-                }
+            let Some(mut job) = self.jobs.active.pop_front() else {
+                continue;
+            };
+            let others = RefCell::new(&mut self.jobs);
+            let stop = || {
+                // What the others hold is free within a layer too, not only within a chunk (P6).
+                others.borrow_mut().drop_cancelled();
+                is_set(&self.stopping)
+            };
+            let how = (self.chunk_tokens, &stop as &dyn Fn() -> bool);
+            let (rows, progress) = job.advance(&self.model, &self.memory, &mut self.scratch, how);
+            let counters = &self.jobs.counters;
+            if rows > 0 {
+                counters.stepped(rows);
             }
-            self.counters.set_running(self.active.len());
+            match progress {
+                Progress::More => self.jobs.active.push_back(job),
+                Progress::Ended => drop(job),
+            }
+            counters.set_running(self.jobs.active.len());
         }
-        self.counters.stop();
+        self.jobs.counters.stop();
     }
 
-    /// Takes what waits; blocks while there is nothing to do. `false` ends the loop.
+    /// Takes what has come; blocks while there is nothing to do. `false` ends the loop.
     fn take_commands(&mut self) -> bool {
-        while self.active.len() < self.options.active_max.get() {
-            let command = if self.active.is_empty() {
-                match self.inbox.recv() {
-                    Ok(command) => command,
-                    Err(_) => return false,
-                }
-            } else {
-                match self.inbox.try_recv() {
-                    Ok(command) => command,
-                    Err(_) => break,
-                }
-            };
-            match command {
-                Command::Start(job) => {
-                    self.counters.went();
-                    self.active.push(*job);
-                    self.counters.set_running(self.active.len());
-                }
-                Command::Stop => return false,
+        self.jobs.counters.turned();
+        if self.jobs.is_empty() {
+            match self.inbox.recv() {
+                Ok(command) => self.obey(command),
+                Err(_) => return false,
             }
         }
-        true
+        while let Ok(command) = self.inbox.try_recv() {
+            self.obey(command);
+        }
+        self.jobs.drop_cancelled();
+        self.jobs.fill_up();
+        !is_set(&self.stopping)
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Start(job) => self.jobs.waiting.push_back(*job),
+            Command::Look => {}
+        }
+    }
+}
+
+impl Jobs {
+    fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Frees what cancelled prompts hold, computed in part or not at all (P6).
+    fn drop_cancelled(&mut self) {
+        let goes_on = |job: &Job| {
+            let cancelled = job.is_cancelled();
+            if cancelled {
+                job.give_up();
+            }
+            !cancelled
+        };
+        self.active.retain(goes_on);
+        let before = self.waiting.len();
+        self.waiting.retain(goes_on);
+        for _ in self.waiting.len()..before {
+            self.counters.went();
+        }
+    }
+
+    fn fill_up(&mut self) {
+        while self.active.len() < self.active_max
+            && let Some(job) = self.waiting.pop_front()
+        {
+            self.counters.went();
+            self.active.push_back(job);
+        }
+        self.counters.set_running(self.active.len());
     }
 }
 

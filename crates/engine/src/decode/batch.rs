@@ -70,6 +70,13 @@ impl<D: Device> Batch<D> {
         self.sequences.iter().any(Sequence::can_step)
     }
 
+    /// Takes out a sequence that cannot make a step, because its reader is slow.
+    pub(super) fn take_slow(&mut self) -> Option<Sequence> {
+        let slow = |sequence: &Sequence| !sequence.can_step();
+        let index = self.sequences.iter().position(slow)?;
+        Some(self.sequences.remove(index))
+    }
+
     /// Frees the slots of every sequence that nobody waits for (P6).
     pub(super) fn drop_cancelled(&mut self) {
         self.sequences.retain(|sequence| !sequence.is_cancelled());

@@ -140,6 +140,7 @@ impl Sequence {
         };
         let logits_digest = self.digest.as_ref().map(LogitsDigest::finish);
         let (sampled, elapsed) = (self.sampled, self.admitted.elapsed().into());
+        self.free();
         self.send(DecodeItem::Finished {
             finish,
             sampled,
@@ -150,8 +151,15 @@ impl Sequence {
     }
 
     /// Ends it without a result.
-    pub(super) fn fail(&self, detail: String) {
+    pub(super) fn fail(&mut self, detail: String) {
+        self.free();
         self.send(DecodeItem::Failed { detail });
+    }
+
+    /// Gives its slots back, before the end is told: who hears of it may count on the memory.
+    fn free(&mut self) {
+        self.table = BlockTable::new(self.table.shape());
+        drop(self.reservation.split(self.reservation.left()));
     }
 
     fn length(&self) -> u32 {

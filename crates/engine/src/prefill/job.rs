@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use transfer::SlotMut;
 
 use super::{CachedBlock, HostBlock, PrefillJob, PrefillOutput, Prefilled, is_set};
-use crate::device::{Chain, DeviceKv};
+use crate::device::{Chain, DeviceKv, LoadError};
 
 pub(super) enum Progress {
     More,
@@ -58,19 +58,24 @@ impl Job {
     }
 
     /// Computes the next chunk. Returns the rows computed and whether there is more to do.
+    ///
+    /// `stop` is asked before every layer, beside whether anybody still waits for the prompt.
     pub(super) fn advance<D: Device>(
         &mut self,
         model: &Model<D>,
         memory: &DeviceKv<D>,
         scratch: &mut Scratch<D>,
-        chunk: usize,
+        (chunk, stop): (usize, &dyn Fn() -> bool),
     ) -> (usize, Progress) {
         if self.is_cancelled() {
             return self.give_up();
         }
         let mut table = match self.table.take() {
             Some(table) => table,
-            None => self.load_prefix(memory),
+            None => match self.load_prefix(memory) {
+                Ok(table) => table,
+                Err(error) => return self.fail(&error),
+            },
         };
         let start = table.token_count();
         let end = (start + chunk).min(self.tokens.len());
@@ -87,7 +92,7 @@ impl Job {
                 sequence: 0,
             })
             .collect();
-        let stop = || self.is_cancelled();
+        let stop = || stop() || self.is_cancelled();
         let step = Step {
             rows: &rows,
             tables: &[&table],
@@ -111,7 +116,12 @@ impl Job {
             return (rows.len(), Progress::More);
         }
         match self.finish(memory, scratch, &table, rows.len() - 1) {
-            Ok(done) => self.send(PrefillOutput::Done(Box::new(done))),
+            Ok(done) => {
+                // Free before it is told: who hears of the end may count on the memory.
+                drop(table);
+                drop(self.reservation.split(self.reservation.left()));
+                self.send(PrefillOutput::Done(Box::new(done)));
+            }
             Err(lost) => return self.fail(&lost),
         }
         (rows.len(), Progress::Ended)
@@ -135,11 +145,13 @@ impl Job {
         })
     }
 
-    fn is_cancelled(&self) -> bool {
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_cancelled(&self) -> bool {
         is_set(&self.cancelled) || self.output.is_closed()
     }
 
-    fn give_up(&mut self) -> (usize, Progress) {
+    /// The end of a job that nobody waits for; dropping it frees what it holds.
+    pub(super) fn give_up(&self) -> (usize, Progress) {
         self.send(PrefillOutput::Cancelled);
         (0, Progress::Ended)
     }
@@ -152,23 +164,17 @@ impl Job {
     }
 
     /// Brings the cached blocks onto the device: the first act of a job.
-    fn load_prefix<D: Device>(&mut self, memory: &DeviceKv<D>) -> BlockTable {
+    fn load_prefix<D: Device>(&mut self, memory: &DeviceKv<D>) -> Result<BlockTable, LoadError> {
         self.began = Instant::now();
         let mut table = BlockTable::new(memory.shape());
         let cached = std::mem::take(&mut self.cached);
         for (block, tokens) in cached.iter().zip(self.tokens.chunks_exact(BLOCK_TOKENS)) {
             let tokens = tokens.try_into().expect("chunks of a block's size");
             let key = self.chain.next(tokens);
-            memory
-                .load_sealed(
-                    &mut table,
-                    &mut self.reservation,
-                    (key, tokens),
-                    &block.slices,
-                )
-                .expect("cached blocks have the model's shape and slots were reserved");
+            let identity = (key, tokens);
+            memory.load_sealed(&mut table, &mut self.reservation, identity, &block.slices)?;
         }
-        table
+        Ok(table)
     }
 
     /// Makes every full block immutable: identity, host copy, checksums.
