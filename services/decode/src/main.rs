@@ -49,5 +49,11 @@ async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         model::open(&compute, &fetch, &mut Bar::default()).context("model")
     });
     let opened = open.await??;
-    decode::start(&config, &opened, &role).map(drop)
+    let running = decode::start(&config, &opened, &role)?;
+    tracing::info!(
+        control = running.record.control,
+        admin = %running.admin,
+        "serving"
+    );
+    Ok(())
 }

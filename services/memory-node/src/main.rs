@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         tracing::info!(
             control = running.record.control,
             bulk = running.record.bulk,
+            admin = %running.admin,
             "serving"
         );
         Ok(())

@@ -49,5 +49,12 @@ async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         model::open(&compute, &fetch, &mut Bar::default()).context("model")
     });
     let opened = open.await??;
-    prefill::start(&config, &opened, &role).map(drop)
+    let running = prefill::start(&config, &opened, &role)?;
+    tracing::info!(
+        control = running.record.control,
+        bulk = running.record.bulk,
+        admin = %running.admin,
+        "serving"
+    );
+    Ok(())
 }
