@@ -197,6 +197,12 @@ impl PrefillEngine {
         }
     }
 
+    /// Whether another prompt may wait. Whoever is the only one to submit can count on it.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        (self.counters.read().waiting as usize) < self.options.waiting_max.get()
+    }
+
     /// What the loop has done and is doing.
     #[must_use]
     pub fn state(&self) -> LoopState {

@@ -135,7 +135,7 @@ impl Default for BatchConfig {
         let number = |n| NonZeroUsize::new(n).expect("not zero");
         Self {
             sequences_max: number(32),
-            waiting_max: number(256),
+            waiting_max: number(512),
             unread_max: number(64),
         }
     }
@@ -178,6 +178,15 @@ impl Settings for Config {
                 "must be above zero",
                 "raise it",
             )),
+            // Else a session whose prompt was computed and fetched could be refused at the end.
+            None if self.batch.waiting_max.get() < self.session.sessions_max => {
+                let problem = format!(
+                    "is {}, but session.sessions_max {} may come to wait",
+                    self.batch.waiting_max, self.session.sessions_max
+                );
+                let remedy = "raise it to session.sessions_max";
+                Err(ConfigError::invalid("batch.waiting_max", problem, remedy))
+            }
             None => Ok(()),
         }
     }

@@ -15,6 +15,7 @@ use session::{
     PrefillRequest, SealedBlock, StreamItem,
 };
 use tiers::Source;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tonic::Status;
@@ -62,6 +63,8 @@ impl Driver {
     pub(crate) async fn run(mut self) {
         let mut next = Event::Begin;
         loop {
+            // Finished ones: a long session prolongs its leases many times.
+            while self.tasks.try_join_next().is_some() {}
             let effects = self.owner.on(next, self.node.now());
             for effect in effects {
                 self.carry_out(effect).await;
@@ -237,9 +240,14 @@ impl Driver {
 
     fn fetch(&mut self, blocks: Vec<SealedBlock>) {
         let Some(loader) = &self.loader else { return };
-        if loader.try_send(Order::Fetch(blocks)).is_err() {
-            // The loader has told why it ended, or will.
-            tracing::debug!("the loader takes no more orders");
+        match loader.try_send(Order::Fetch(blocks)) {
+            Ok(()) => {}
+            // It has told why it ended, or will.
+            Err(TrySendError::Closed(_)) => tracing::debug!("the loader takes no more orders"),
+            // There is room for an order per block: prefill sent orders without any.
+            Err(TrySendError::Full(_)) => self.tell_later(Event::FetchFailed {
+                detail: "prefill announced more batches than the prompt has blocks".to_owned(),
+            }),
         }
     }
 

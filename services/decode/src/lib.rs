@@ -33,7 +33,7 @@ use transfer::{HugePages, Slab};
 pub use config::Config;
 
 use control::Control;
-use metrics::Metrics;
+use metrics::{Metrics, Scraped};
 
 /// Peers whose gRPC channels are kept.
 const PEERS_MAX: usize = 1024;
@@ -146,6 +146,7 @@ pub fn start(
         started: Instant::now(),
     });
 
+    Scraped::register(&registry, &node)?;
     serve_control(role, control, &node)?;
     watch(config, role, &node);
     let admin = role.serve_admin(admin, config.admin.connections_max, vec![registry.clone()])?;
@@ -217,13 +218,13 @@ fn serve_control(
     Ok(())
 }
 
-/// Tells liveness and metrics how the loop is doing.
+/// Tells liveness how the loop is doing. A loop whose readers are all slow is alive.
 fn watch(config: &Config, role: &Role, node: &Arc<Node>) {
     let heartbeat = role.heartbeat("decode loop", config.admin.stall.duration());
     let (stop, node) = (role.stop(), Arc::clone(node));
     role.spawn("watch", OnExit::Shutdown, async move {
-        let mut ticks = tokio::time::interval(Duration::from_millis(20));
-        let mut steps = 0;
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
+        let mut turns = 0;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -231,11 +232,10 @@ fn watch(config: &Config, role: &Role, node: &Arc<Node>) {
             }
             let state = node.engine.state();
             heartbeat.queued(u64::from(state.waiting) + u64::from(state.running));
-            if state.steps != steps {
-                steps = state.steps;
+            if state.turns != turns {
+                turns = state.turns;
                 heartbeat.beat();
             }
-            node.metrics.scrape(&node);
         }
     });
 }

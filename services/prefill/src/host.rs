@@ -16,8 +16,13 @@ use kv::PrefixIndex;
 use parking_lot::Mutex;
 use placement::TierCapacity;
 use remote::{Denied, Grant, Granted, LeaseLimits, Leases, Reservation, ReserveRefused};
+use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use transfer::{Credential, Gate, Refusal, Slab, SlabReservation, Slot, SlotMut, SlotRef};
+
+#[cfg(test)]
+mod tests;
 
 /// The tier. Shared by the control services, the bulk transport and the runs.
 pub(crate) struct HostTier {
@@ -25,7 +30,12 @@ pub(crate) struct HostTier {
     state: Mutex<State>,
     /// Zero of the tier's moments.
     started: Instant,
+    /// Notified whenever sessions have ended.
+    gone: Notify,
 }
+
+/// Blocks that are made readable under one lock: a tenth of a millisecond's work.
+const BLOCKS_PER_LOCK: usize = 16;
 
 struct State {
     leases: Leases<Held>,
@@ -37,29 +47,36 @@ struct Held {
     reservation: SlabReservation,
     /// What the session may read.
     readable: HashMap<SlotRef, Slot>,
-    cancelled: Arc<AtomicBool>,
+    /// Whether its run has begun: there is one at most.
+    running: bool,
+    ending: Ending,
+}
+
+/// The end of a session, for its run and for the prefill loop.
+#[derive(Clone, Default)]
+pub(crate) struct Ending {
+    /// Wakes the run.
+    pub(crate) ended: CancellationToken,
+    /// Looked at by the loop between layers.
+    pub(crate) flag: Arc<AtomicBool>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::Release);
+        self.ending.flag.store(true, Ordering::Release);
+        self.ending.ended.cancel();
     }
 }
 
-/// Room for the blocks of one run, and what tells it to stop.
-pub(crate) struct Room {
-    /// One slot per slice that will be computed.
-    pub(crate) slots: Vec<SlotMut>,
-    /// Set when the session ends.
-    pub(crate) cancelled: Arc<AtomicBool>,
-}
-
-/// A run cannot have its slots.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
+/// A run cannot begin, or cannot have its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoRoom {
     /// The grant opens nothing.
     #[error(transparent)]
     Denied(#[from] Denied),
+    /// The session has a run, or had one.
+    #[error("the session's run has begun already")]
+    Running,
     /// More than was reserved.
     #[error("{wanted} slices are needed, {left} are left of the session's reservation")]
     Reservation { wanted: u32, left: u32 },
@@ -75,6 +92,7 @@ impl HostTier {
             slab,
             state: Mutex::new(state),
             started: Instant::now(),
+            gone: Notify::new(),
         }
     }
 
@@ -97,11 +115,11 @@ impl HostTier {
         let State { leases, index } = &mut *state;
         leases.grant(request, secret, now, || {
             let reservation = self.make_room(index, wanted)?;
-            let cancelled = Arc::new(AtomicBool::new(false));
             Ok(Held {
                 reservation,
                 readable: HashMap::new(),
-                cancelled,
+                running: false,
+                ending: Ending::default(),
             })
         })
     }
@@ -111,17 +129,26 @@ impl HostTier {
         index: &mut PrefixIndex<HostBlock>,
         wanted: u32,
     ) -> Result<SlabReservation, ReserveRefused> {
+        let full = match self.slab.try_reserve(wanted) {
+            Ok(reservation) => return Ok(reservation),
+            Err(full) => full,
+        };
+        // What cannot be had must not cost the cache anything.
+        let free = full.free.saturating_add(idle_slots(index));
+        if free < wanted {
+            return Err(ReserveRefused::Full { wanted, free });
+        }
+        let mut missing = wanted - full.free;
         loop {
+            let evicted = evict(index, missing);
             match self.slab.try_reserve(wanted) {
                 Ok(reservation) => return Ok(reservation),
-                // One at a time: a freed block brings many slices.
-                Err(full) if index.evict(1, is_idle).is_empty() => {
-                    return Err(ReserveRefused::Full {
-                        wanted,
-                        free: full.free,
-                    });
+                // Something was read at that moment, and frees its slots a little later.
+                Err(full) if evicted == 0 => {
+                    let free = full.free;
+                    return Err(ReserveRefused::Full { wanted, free });
                 }
-                Err(_) => {}
+                Err(full) => missing = wanted - full.free,
             }
         }
     }
@@ -134,12 +161,35 @@ impl HostTier {
         let held = self.state.lock().leases.release(session, epoch, self.now());
         // Outside of the lock: thousands of slots may go.
         drop(held);
+        self.gone.notify_waiters();
     }
 
     /// Ends the sessions whose lease ran out; returns how many.
     pub(crate) fn expire(&self) -> usize {
         let over = self.state.lock().leases.expire(self.now());
+        self.gone.notify_waiters();
         over.len()
+    }
+
+    /// Until no session is held any more.
+    pub(crate) async fn emptied(&self) {
+        loop {
+            let gone = self.gone.notified();
+            if self.state.lock().leases.is_empty() {
+                return;
+            }
+            gone.await;
+        }
+    }
+
+    /// Begins the session's one run; tells when the session ends.
+    pub(crate) fn begin(&self, grant: &Grant) -> Result<Ending, NoRoom> {
+        let mut state = self.state.lock();
+        let held = state.leases.check(grant, self.now())?;
+        if std::mem::replace(&mut held.running, true) {
+            return Err(NoRoom::Running);
+        }
+        Ok(held.ending.clone())
     }
 
     /// Sealed blocks of the prompt's prefix, oldest first.
@@ -149,7 +199,7 @@ impl HostTier {
 
     /// Slots for `wanted` slices out of the session's reservation; what is left of it goes back,
     /// because the prefix that was found needs none.
-    pub(crate) fn take(&self, grant: &Grant, wanted: u32) -> Result<Room, NoRoom> {
+    pub(crate) fn take(&self, grant: &Grant, wanted: u32) -> Result<Vec<SlotMut>, NoRoom> {
         let mut state = self.state.lock();
         let held = state.leases.check(grant, self.now())?;
         let left = held.reservation.left();
@@ -157,24 +207,19 @@ impl HostTier {
         let slots = slots.ok_or(NoRoom::Reservation { wanted, left })?;
         let rest = held.reservation.left();
         drop(held.reservation.split(rest));
-        Ok(Room {
-            slots,
-            cancelled: Arc::clone(&held.cancelled),
-        })
+        Ok(slots)
     }
 
     /// Lets the session read these blocks. `false` when it has ended.
     pub(crate) fn publish(&self, grant: &Grant, blocks: &[HostBlock]) -> bool {
-        let mut state = self.state.lock();
-        let Ok(held) = state.leases.check(grant, self.now()) else {
-            return false;
-        };
-        for slot in blocks.iter().flat_map(|block| block.slices.iter()) {
-            let at = SlotRef {
-                slot: slot.index(),
-                generation: slot.generation(),
+        for blocks in blocks.chunks(BLOCKS_PER_LOCK) {
+            let mut state = self.state.lock();
+            let Ok(held) = state.leases.check(grant, self.now()) else {
+                return false;
             };
-            held.readable.insert(at, slot.clone());
+            let slots = blocks.iter().flat_map(|block| block.slices.iter());
+            let refs = slots.map(|slot| (reference(slot), slot.clone()));
+            held.readable.extend(refs);
         }
         true
     }
@@ -208,14 +253,12 @@ impl HostTier {
 
     pub(crate) fn usage(&self) -> Usage {
         let state = self.state.lock();
-        let idle = state.index.payloads().filter(|block| is_idle(block));
-        let idle: usize = idle.map(|block| block.slices.len()).sum();
         let slots = self.slab.occupancy();
         Usage {
             total: slots.total,
             free: slots.free,
             reserved: slots.reserved,
-            idle: u32::try_from(idle).unwrap_or(u32::MAX),
+            idle: idle_slots(&state.index),
             sessions: state.leases.len(),
             cached_blocks: state.index.len(),
         }
@@ -232,6 +275,31 @@ pub(crate) struct Usage {
     pub(crate) idle: u32,
     pub(crate) sessions: usize,
     pub(crate) cached_blocks: usize,
+}
+
+fn reference(slot: &Slot) -> SlotRef {
+    SlotRef {
+        slot: slot.index(),
+        generation: slot.generation(),
+    }
+}
+
+/// Slots that the index alone holds: all of them can be evicted, because a block that a session
+/// reads keeps the blocks before it read as well.
+fn idle_slots(index: &PrefixIndex<HostBlock>) -> u32 {
+    let idle = index.payloads().filter(|block| is_idle(block));
+    let slots: usize = idle.map(|block| block.slices.len()).sum();
+    u32::try_from(slots).unwrap_or(u32::MAX)
+}
+
+/// Evicts as many blocks as hold `missing` slots, least recently used first; returns how many went.
+fn evict(index: &mut PrefixIndex<HostBlock>, missing: u32) -> usize {
+    let per_block = index
+        .payloads()
+        .next()
+        .map_or(1, |block| block.slices.len().max(1));
+    let blocks = (missing as usize).div_ceil(per_block);
+    index.evict(blocks, is_idle).len()
 }
 
 /// Whether only the index holds the block. All slices of a block are shared together.

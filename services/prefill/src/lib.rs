@@ -32,7 +32,7 @@ pub use config::Config;
 
 use control::Control;
 use host::HostTier;
-use metrics::Metrics;
+use metrics::{Metrics, Scraped};
 
 /// Peers whose gRPC channels are kept.
 const PEERS_MAX: usize = 1024;
@@ -58,6 +58,8 @@ pub(crate) struct Node {
     tier: Arc<HostTier>,
     memory: DeviceKv<HostDevice>,
     engine: PrefillEngine,
+    /// Held by the prompt that enters the loop next; the others queue for it.
+    turn: tokio::sync::Mutex<()>,
     copier: Copier,
     channels: Channels,
     metrics: Metrics,
@@ -130,6 +132,7 @@ pub fn start(
         tier: Arc::clone(&tier),
         memory,
         engine,
+        turn: tokio::sync::Mutex::new(()),
         copier: Copier::new(transport, CopyLimits::default()),
         channels: Channels::new(ChannelOptions::default(), PEERS_MAX),
         metrics: Metrics::try_new(&registry)?,
@@ -137,11 +140,16 @@ pub fn start(
         record: record.clone(),
     });
 
+    Scraped::register(&registry, &node)?;
     serve_bulk(config, role, bulk, Arc::clone(&tier))?;
     serve_control(role, control, &node)?;
     watch(config, role, &node);
     let admin = role.serve_admin(admin, config.admin.connections_max, vec![registry.clone()])?;
     membership::join(&config.membership, role, record.clone())?;
+    let holding = Arc::clone(&node);
+    role.on_drain("let sessions end", async move {
+        holding.tier.emptied().await;
+    });
     role.readiness().started();
     Ok(Running {
         record,
@@ -224,13 +232,13 @@ fn serve_control(
     Ok(())
 }
 
-/// Ends leases on time, and tells liveness and metrics how the loop is doing.
+/// Ends leases on time, and tells liveness how the loop is doing.
 fn watch(config: &Config, role: &Role, node: &Arc<Node>) {
     let heartbeat = role.heartbeat("prefill loop", config.admin.stall.duration());
     let (stop, node) = (role.stop(), Arc::clone(node));
     role.spawn("lease timer", OnExit::Shutdown, async move {
         let mut ticks = tokio::time::interval(Duration::from_millis(50));
-        let mut steps = 0;
+        let mut turns = 0;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -241,11 +249,10 @@ fn watch(config: &Config, role: &Role, node: &Arc<Node>) {
                 .inc_by(node.tier.expire() as u64);
             let state = node.engine.state();
             heartbeat.queued(u64::from(state.waiting) + u64::from(state.running));
-            if state.steps != steps {
-                steps = state.steps;
+            if state.turns != turns {
+                turns = state.turns;
                 heartbeat.beat();
             }
-            node.metrics.scrape(&node);
         }
     });
 }
@@ -253,9 +260,10 @@ fn watch(config: &Config, role: &Role, node: &Arc<Node>) {
 impl Node {
     fn report(&self) -> NodeReport {
         let state = self.engine.state();
+        let queued = u32::try_from(self.metrics.queued.get()).unwrap_or(0);
         NodeReport {
             tiers: vec![self.tier.capacity()],
-            queued: state.waiting,
+            queued: state.waiting.saturating_add(queued),
             running: state.running,
             accepting: !self.role.draining().is_cancelled(),
         }

@@ -1,10 +1,14 @@
 //! What a prefill node counts and shows. Nothing here can fail a request.
 
+use std::sync::{Arc, Weak};
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::Node;
 
-/// Counters are written where things happen; gauges are refreshed by the node's timer.
+/// Written where things happen.
 pub(crate) struct Metrics {
     /// Prompt tokens that were looked up in the prefix index.
     pub(crate) prefix_queries: IntCounter,
@@ -24,25 +28,14 @@ pub(crate) struct Metrics {
     pub(crate) copied_bytes: IntCounter,
     /// Sessions whose lease ran out.
     pub(crate) sessions_expired: IntCounter,
-    sessions: IntGauge,
-    cached_blocks: IntGauge,
-    rows: IntGauge,
-    device_slots: IntGaugeVec,
-    host_slots: IntGaugeVec,
-    waiting: IntGauge,
-    running: IntGauge,
+    /// Prompts in the queue for device memory.
+    pub(crate) queued: IntGauge,
 }
 
 impl Metrics {
     pub(crate) fn try_new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name: &str, help: &str| {
             daemon::metrics::register(registry, IntCounter::new(name, help))
-        };
-        let gauge =
-            |name: &str, help: &str| daemon::metrics::register(registry, IntGauge::new(name, help));
-        let slots = |name: &str, help: &str| {
-            let vector = IntGaugeVec::new(Opts::new(name, help), &["state"]);
-            daemon::metrics::register(registry, vector)
         };
         Ok(Self {
             prefix_queries: counter(
@@ -75,15 +68,51 @@ impl Metrics {
                 "oasiskv_prefill_sessions_expired_total",
                 "Sessions whose lease ran out.",
             )?,
-            sessions: gauge(
+            queued: daemon::metrics::register(
+                registry,
+                IntGauge::new(
+                    "oasiskv_prefill_queued",
+                    "Prompts in the queue for device memory.",
+                ),
+            )?,
+        })
+    }
+}
+
+/// Read from the tier and the loop whenever somebody scrapes.
+pub(crate) struct Scraped {
+    /// Gone when the node is; then the last values stay.
+    node: Weak<Node>,
+    sessions: IntGauge,
+    cached_blocks: IntGauge,
+    waiting: IntGauge,
+    running: IntGauge,
+    rows: IntCounter,
+    chunks: IntCounter,
+    device_slots: IntGaugeVec,
+    host_slots: IntGaugeVec,
+}
+
+impl Scraped {
+    pub(crate) fn register(registry: &Registry, node: &Arc<Node>) -> Result<(), prometheus::Error> {
+        let slots = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["state"]);
+        let scraped = Self {
+            node: Arc::downgrade(node),
+            sessions: IntGauge::new(
                 "oasiskv_prefill_sessions",
                 "Sessions that hold host memory.",
             )?,
-            cached_blocks: gauge(
+            cached_blocks: IntGauge::new(
                 "oasiskv_prefill_cached_blocks",
                 "Sealed blocks in the prefix index.",
             )?,
-            rows: gauge("oasiskv_prefill_rows", "Tokens computed since the start.")?,
+            waiting: IntGauge::new("oasiskv_prefill_waiting", "Prompts that wait for the loop.")?,
+            running: IntGauge::new(
+                "oasiskv_prefill_running",
+                "Prompts that are being computed.",
+            )?,
+            rows: IntCounter::new("oasiskv_prefill_rows_total", "Tokens computed.")?,
+            chunks: IntCounter::new("oasiskv_prefill_chunks_total", "Passes through the model.")?,
             device_slots: slots(
                 "oasiskv_prefill_device_slots",
                 "Device slots by state; one holds K and V of one layer, KV head and block.",
@@ -92,36 +121,33 @@ impl Metrics {
                 "oasiskv_prefill_host_slots",
                 "Host slots by state; idle ones are cached and can be evicted.",
             )?,
-            waiting: gauge("oasiskv_prefill_waiting", "Prompts that wait for the loop.")?,
-            running: gauge(
-                "oasiskv_prefill_running",
-                "Prompts that are being computed.",
-            )?,
-        })
+        };
+        registry.register(Box::new(scraped))
     }
 
-    /// Brings the gauges up to date.
-    pub(crate) fn scrape(&self, node: &Node) {
+    fn refresh(&self, node: &Node) {
         let (host, device) = (node.tier.usage(), node.memory.pool().occupancy());
         let state = node.engine.state();
         let set = |gauge: &IntGauge, value: usize| {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         };
+        let follow = |counter: &IntCounter, value: u64| {
+            counter.inc_by(value.saturating_sub(counter.get()));
+        };
         set(&self.sessions, host.sessions);
         set(&self.cached_blocks, host.cached_blocks);
-        set(
-            &self.rows,
-            usize::try_from(state.rows).unwrap_or(usize::MAX),
-        );
         set(&self.waiting, state.waiting as usize);
         set(&self.running, state.running as usize);
+        follow(&self.rows, state.rows);
+        follow(&self.chunks, state.steps);
         for (name, slots) in [
             ("total", host.total),
             ("free", host.free),
             ("reserved", host.reserved),
             ("idle", host.idle),
         ] {
-            set(&self.host_slots.with_label_values(&[name]), slots as usize);
+            let gauge = self.host_slots.with_label_values(&[name]);
+            gauge.set(slots.into());
         }
         for (name, slots) in [
             ("total", device.total),
@@ -129,10 +155,35 @@ impl Metrics {
             ("reserved", device.reserved),
             ("used", device.leased),
         ] {
-            set(
-                &self.device_slots.with_label_values(&[name]),
-                slots as usize,
-            );
+            let gauge = self.device_slots.with_label_values(&[name]);
+            gauge.set(slots.into());
         }
+    }
+
+    fn parts(&self) -> [&dyn Collector; 8] {
+        [
+            &self.sessions,
+            &self.cached_blocks,
+            &self.waiting,
+            &self.running,
+            &self.rows,
+            &self.chunks,
+            &self.device_slots,
+            &self.host_slots,
+        ]
+    }
+}
+
+impl Collector for Scraped {
+    fn desc(&self) -> Vec<&Desc> {
+        self.parts().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        if let Some(node) = self.node.upgrade() {
+            self.refresh(&node);
+        }
+        let parts = self.parts().into_iter();
+        parts.flat_map(Collector::collect).collect()
     }
 }

@@ -8,26 +8,28 @@ use std::time::Duration;
 
 use daemon::OnExit;
 use engine::{HostBlock, PrefillEngine, PrefillJob, PrefillOutput, Prefilled, SubmitError};
-use ids::{BLOCK_TOKENS, BlockHash, ByteCount, Tier, TokenId};
+use ids::{BLOCK_TOKENS, BlockHash, ByteCount, Span, Tier, TokenId};
 use kv::SlotReservation;
+use prometheus::IntGauge;
 use proto::v1;
 use remote::SliceRef;
 use session::{Copied, Handover, Moved, PrefillEvent, PrefillRequest, SealedBlock};
 use tiers::{CopyBlock, Source};
 use tokens::BlockHashes;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::Node;
 use crate::control::denied;
-use crate::host::NoRoom;
+use crate::host::{Ending, NoRoom};
 
 /// Events that a slow decode node may leave unread; then the run waits, and its copies with it.
 const EVENTS_MAX: usize = 64;
 
-/// How often device memory is asked for again while other prompts hold it.
-const DEVICE_RETRY: Duration = Duration::from_millis(5);
+/// How often the first in the queue looks for room while other prompts have it all.
+const TURN_RETRY: Duration = Duration::from_millis(5);
 
 type Events = mpsc::Sender<Result<v1::PrefillEvent, Status>>;
 
@@ -41,6 +43,7 @@ pub(crate) fn start(
 ) -> Result<ReceiverStream<Result<v1::PrefillEvent, Status>>, Status> {
     check(&node, &request)?;
     let homes = homes(&node, &request)?;
+    let ending = node.tier.begin(&request.grant).map_err(no_room)?;
     let (events, stream) = mpsc::channel(EVENTS_MAX);
     node.metrics.runs.inc();
     let role = node.role.clone();
@@ -49,16 +52,19 @@ pub(crate) fn start(
             node,
             request,
             homes,
+            ending: ending.clone(),
             events: events.clone(),
         };
         let node = Arc::clone(&run.node);
-        tokio::select! {
-            outcome = run.go() => if let Err(status) = outcome {
-                node.metrics.runs_cancelled.inc();
-                // If nobody listens any more, nobody needs to know.
-                drop(events.send(Err(status)).await);
-            },
-            () = events.closed() => node.metrics.runs_cancelled.inc(),
+        let outcome = tokio::select! {
+            outcome = run.go() => outcome,
+            () = ending.ended.cancelled() => Err(Status::cancelled("session ended")),
+            () = events.closed() => Err(Status::cancelled("nobody reads the run")),
+        };
+        if let Err(status) = outcome {
+            node.metrics.runs_cancelled.inc();
+            // If nobody listens any more, nobody needs to know.
+            drop(events.send(Err(status)).await);
         }
     });
     Ok(ReceiverStream::new(stream))
@@ -89,6 +95,14 @@ fn check(node: &Node, request: &PrefillRequest) -> Result<(), Status> {
         ));
     }
     Ok(())
+}
+
+fn no_room(no_room: NoRoom) -> Status {
+    match no_room {
+        NoRoom::Denied(why) => denied(why),
+        NoRoom::Running => Status::already_exists(no_room.to_string()),
+        NoRoom::Reservation { .. } => Status::resource_exhausted(no_room.to_string()),
+    }
 }
 
 fn length(tokens: &[TokenId]) -> u32 {
@@ -128,19 +142,36 @@ fn homes(node: &Node, request: &PrefillRequest) -> Result<Vec<(Source, u32, u32)
     Ok(homes)
 }
 
+/// One more prompt in the queue, as long as it lives.
+struct Queued<'a>(&'a IntGauge);
+
+impl<'a> Queued<'a> {
+    fn new(count: &'a IntGauge) -> Self {
+        count.inc();
+        Self(count)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 struct Run {
     node: Arc<Node>,
     request: PrefillRequest,
     /// A home, the first block it must hold, and the one after the last.
     homes: Vec<(Source, u32, u32)>,
+    ending: Ending,
     events: Events,
 }
 
 impl Run {
     async fn go(&self) -> Result<(), Status> {
-        let cached = self.cached();
-        let mut outputs = self.submit(cached.clone()).await?;
-        let (to_copy, copying) = mpsc::channel(EVENTS_MAX);
+        let (mut outputs, cached, waited) = self.enter().await?;
+        // Room for a batch per block, so that a slow home never holds up the computation (P8).
+        let (to_copy, copying) = mpsc::channel(self.request.prompt.hashes.len().max(1));
         let compute = async move {
             self.seal(cached, &to_copy).await?;
             while let Some(output) = outputs.recv().await {
@@ -149,7 +180,7 @@ impl Run {
                         self.keep(&blocks);
                         self.seal(blocks, &to_copy).await?;
                     }
-                    PrefillOutput::Done(done) => return self.hand_over(*done).await,
+                    PrefillOutput::Done(done) => return self.hand_over(*done, waited).await,
                     PrefillOutput::Cancelled => return Err(Status::cancelled("session ended")),
                     PrefillOutput::Failed { detail } => {
                         tracing::error!(detail, "a prefill pass failed");
@@ -159,9 +190,26 @@ impl Run {
             }
             Err(Status::unavailable("the prefill loop has ended"))
         };
-        let (computed, copied) = tokio::join!(compute, self.copy(copying));
-        computed?;
+        // A failure ends the copying as well.
+        let ((), copied) = tokio::try_join!(compute, async { Ok(self.copy(copying).await) })?;
         self.send(PrefillEvent::Copied(copied)).await
+    }
+
+    /// Waits for device memory and a place in the loop, and takes both. Also gives the prefix that
+    /// was found, and how long it took.
+    ///
+    /// First come, first served, so that small prompts do not starve a large one (P4). As many
+    /// wait as there are sessions at most, because a session has one run.
+    async fn enter(&self) -> Result<(mpsc::Receiver<PrefillOutput>, Vec<HostBlock>, Span), Status> {
+        let began = Instant::now();
+        let _queued = Queued::new(&self.node.metrics.queued);
+        let _turn = self.node.turn.lock().await;
+        let reservation = self.device_memory().await;
+        let waited = began.elapsed().into();
+        // Only now: while it waited, other prompts may have left more of its prefix.
+        let cached = self.cached();
+        let outputs = self.submit(cached.clone(), reservation)?;
+        Ok((outputs, cached, waited))
     }
 
     /// The sealed prefix that an earlier prompt left here, without what must be computed anyway.
@@ -180,48 +228,43 @@ impl Run {
         cached
     }
 
-    async fn submit(
+    fn submit(
         &self,
         cached: Vec<HostBlock>,
+        reservation: SlotReservation,
     ) -> Result<mpsc::Receiver<PrefillOutput>, Status> {
         let prompt = &self.request.prompt;
         let blocks = kv::blocks_for(prompt.tokens.len()) - cached.len();
         let wanted = u32::try_from(blocks * self.node.memory.shape().slices())
             .map_err(|_| Status::out_of_range("the prompt has too many slices"))?;
-        let reservation = self.device_memory().await;
-        let room =
-            self.node
-                .tier
-                .take(&self.request.grant, wanted)
-                .map_err(|no_room| match no_room {
-                    NoRoom::Denied(why) => denied(why),
-                    NoRoom::Reservation { .. } => Status::resource_exhausted(no_room.to_string()),
-                })?;
+        let host = self.node.tier.take(&self.request.grant, wanted);
         let job = PrefillJob {
             tokens: Arc::clone(&prompt.tokens),
             root: prompt.root,
             cached,
             reservation,
-            host: room.slots,
-            cancelled: room.cancelled,
+            host: host.map_err(no_room)?,
+            cancelled: Arc::clone(&self.ending.flag),
         };
         self.node.engine.submit(job).map_err(|error| match error {
+            SubmitError::Unfit { .. } => Status::invalid_argument(error.to_string()),
             SubmitError::Full { .. } => Status::resource_exhausted(error.to_string()),
             SubmitError::Stopped => Status::unavailable(error.to_string()),
         })
     }
 
-    /// Waits for device memory; the prompts before this one give theirs back when they are done.
+    /// Waits until the loop takes another prompt and its slots are free; the prompts before this
+    /// one give theirs back when they are done.
     async fn device_memory(&self) -> SlotReservation {
-        let wanted = self
-            .node
-            .memory
-            .slots_for(length(&self.request.prompt.tokens));
+        let node = &self.node;
+        let wanted = node.memory.slots_for(length(&self.request.prompt.tokens));
         loop {
-            match self.node.memory.pool().try_reserve(wanted) {
-                Ok(reservation) => return reservation,
-                Err(_full) => tokio::time::sleep(DEVICE_RETRY).await,
+            if node.engine.has_room()
+                && let Ok(reservation) = node.memory.pool().try_reserve(wanted)
+            {
+                return reservation;
             }
+            tokio::time::sleep(TURN_RETRY).await;
         }
     }
 
@@ -265,7 +308,7 @@ impl Run {
         }
     }
 
-    async fn hand_over(&self, done: Prefilled) -> Result<(), Status> {
+    async fn hand_over(&self, done: Prefilled, waited: Span) -> Result<(), Status> {
         if let Some(tail) = &done.tail {
             self.publish(std::slice::from_ref(tail))?;
         }
@@ -282,7 +325,7 @@ impl Run {
             cached_tokens: u32::try_from(cached).unwrap_or(u32::MAX),
             tail: done.tail.as_ref().map(located),
             last_hidden: done.last_hidden,
-            queued: done.queued,
+            queued: Span(waited.0.saturating_add(done.queued.0)),
             computed: done.computed,
             moved: vec![moved],
         })))
