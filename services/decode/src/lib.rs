@@ -33,6 +33,7 @@ use transfer::{HugePages, Slab};
 pub use config::Config;
 
 use control::Control;
+use load::BLOCKS_PER_FETCH;
 use metrics::{Metrics, Scraped};
 
 /// Peers whose gRPC channels are kept.
@@ -167,11 +168,11 @@ pub fn start(
 
 fn landing(config: &Config, record: &NodeRecord, slice_bytes: usize) -> anyhow::Result<Slab> {
     let size = config.host.bytes;
-    // A fetch brings up to 16 blocks at once.
-    let least = record.block_bytes.0 * 16;
+    // What a session fetches together must fit.
+    let least = record.block_bytes.0 * BLOCKS_PER_FETCH as u64;
     if size.get() < least {
         let problem = format!(
-            "is {size}; 16 blocks of this model take {}",
+            "is {size}; {BLOCKS_PER_FETCH} blocks of this model take {}",
             ByteCount(least)
         );
         return Err(ConfigError::invalid("host.bytes", problem, "raise it").into());

@@ -15,7 +15,7 @@ use tiers::{FetchBlock, FetchedBlock, Fetcher, Source};
 use tokio::sync::{mpsc, oneshot};
 
 /// Blocks fetched together: they are in the landing slab at the same time.
-const BLOCKS_PER_FETCH: usize = 16;
+pub(crate) const BLOCKS_PER_FETCH: usize = 16;
 
 /// What a loader is told.
 pub(crate) enum Order {
