@@ -133,7 +133,9 @@ impl View {
         })?;
         let prefixes = self.affinity.prefixes(&request.hashes);
         let host = Tier::PrefillHost;
-        let prefill = self.least(host, need.prompt, of(Role::Prefill), |node| {
+        self.prompt_fits(need.prompt, of(Role::Prefill))?;
+        let able = of(Role::Prefill).filter(|node| node.computes(need.prompt));
+        let prefill = self.least(host, need.prompt, able, |node| {
             let start = (node.record.id.clone(), node.record.incarnation);
             let cached = prefixes.get(&start).copied().unwrap_or(0).min(need.prompt);
             let blocks = u64::from(need.prompt - cached) + node.load() * BLOCKS_PER_QUEUED;
@@ -181,6 +183,24 @@ impl View {
         }
         best.map(|(_, node)| node)
             .ok_or_else(|| self.short(tier, wanted, short))
+    }
+
+    /// Prompts wait for a prefill device in turn, so its size counts and not what is free now.
+    fn prompt_fits<'a>(
+        &self,
+        blocks: u32,
+        nodes: impl Iterator<Item = &'a Node>,
+    ) -> Result<(), Refused> {
+        let mut short = Room::default();
+        let mut wanted = ByteCount::default();
+        for node in nodes {
+            if node.computes(blocks) {
+                return Ok(());
+            }
+            short.total = short.total.max(node.room(Tier::Device).total);
+            wanted = times(node.record.block_bytes, blocks);
+        }
+        Err(self.short(Tier::Device, wanted, short))
     }
 
     fn promise(&mut self, request: &AdmitRequest, need: Need, draft: Draft, now: Moment) -> Plan {

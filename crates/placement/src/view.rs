@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use ids::{ByteCount, Incarnation, Moment, NodeId, Role, Span, Term, Tier};
 
 use crate::affinity::Affinity;
-use crate::node::{NodeRecord, NodeReport, NodeStatus};
+use crate::node::{NodeRecord, NodeReport, NodeStatus, TierCapacity};
 use crate::plan::Target;
 
 /// Bounds of the view and of what it advises.
@@ -176,11 +176,7 @@ impl Node {
 
     /// Room in one of its tiers, less what was promised; none in a tier it does not have.
     pub(crate) fn room(&self, tier: Tier) -> Room {
-        let tiers = self
-            .report
-            .as_ref()
-            .map_or(&[][..], |(report, _)| &report.tiers);
-        let Some(capacity) = tiers.iter().find(|capacity| capacity.tier == tier) else {
+        let Some(capacity) = self.capacity(tier) else {
             return Room::default();
         };
         let promised = self.promises.iter().filter(|promise| promise.tier == tier);
@@ -189,6 +185,19 @@ impl Node {
             free: capacity.free.saturating_sub(promised),
             total: capacity.total,
         }
+    }
+
+    /// What the node last said of a tier; `None` for one that it does not have.
+    pub(crate) fn capacity(&self, tier: Tier) -> Option<&TierCapacity> {
+        let (report, _) = self.report.as_ref()?;
+        report.tiers.iter().find(|capacity| capacity.tier == tier)
+    }
+
+    /// Whether its device can hold a prompt of so many blocks; a node that does not tell can.
+    pub(crate) fn computes(&self, blocks: u32) -> bool {
+        let bytes = ByteCount(self.record.block_bytes.0.saturating_mul(blocks.into()));
+        self.capacity(Tier::Device)
+            .is_none_or(|capacity| capacity.total >= bytes)
     }
 
     /// Requests that are there or on their way.

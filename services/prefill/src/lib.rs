@@ -16,11 +16,11 @@ use std::time::Duration;
 use anyhow::Context;
 use daemon::{ConfigError, Endpoint, Exposure, OnExit, Role, bind};
 use engine::{DeviceKv, PrefillEngine, PrefillOptions};
-use ids::{ByteCount, ModelDigest};
+use ids::{ByteCount, ModelDigest, Tier};
 use kernels::{Device, HostDevice};
 use membership::{Bound, Observed};
 use model::Opened;
-use placement::{NodeRecord, NodeReport};
+use placement::{NodeRecord, NodeReport, TierCapacity};
 use proto::{ChannelOptions, Channels};
 use remote::LeaseLimits;
 use tiers::{Copier, CopyLimits};
@@ -261,8 +261,17 @@ impl Node {
     fn report(&self) -> NodeReport {
         let state = self.engine.state();
         let queued = u32::try_from(self.metrics.queued.get()).unwrap_or(0);
+        let device = self.memory.pool().occupancy();
+        let bytes = |slots: u32| ByteCount(u64::from(slots) * self.memory.slot_bytes() as u64);
         NodeReport {
-            tiers: vec![self.tier.capacity()],
+            tiers: vec![
+                TierCapacity {
+                    tier: Tier::Device,
+                    total: bytes(device.total),
+                    free: bytes(device.free),
+                },
+                self.tier.capacity(),
+            ],
             queued: state.waiting.saturating_add(queued),
             running: state.running,
             accepting: !self.role.draining().is_cancelled(),

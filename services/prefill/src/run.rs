@@ -336,8 +336,11 @@ impl Run {
     async fn copy(&self, mut blocks: mpsc::Receiver<Vec<HostBlock>>) -> Copied {
         let mut copied = Copied::default();
         let mut bytes = ByteCount(0);
+        // A home that did not take a batch is not asked again for this prompt: each attempt could
+        // wait for its deadline, and re-replication is not this run's business.
+        let mut homes: Vec<_> = self.homes.iter().map(|home| (home, true)).collect();
         while let Some(batch) = blocks.recv().await {
-            for (home, first, end) in &self.homes {
+            for ((home, first, end), takes) in homes.iter_mut().filter(|(_, takes)| *takes) {
                 let batch: Vec<CopyBlock> = batch
                     .iter()
                     .filter(|block| (*first..*end).contains(&block.receipt.index.0))
@@ -349,6 +352,7 @@ impl Run {
                 let done = match self.node.copier.copy(home, &batch).await {
                     Ok(done) => done,
                     Err(error) => {
+                        *takes = false;
                         self.node.metrics.copies_failed.inc();
                         tracing::warn!(%error, home = %home.node, "copies are missing");
                         error.copied

@@ -105,6 +105,28 @@ fn counts(plans: &[Plan], of: impl Fn(&Plan) -> NodeId) -> BTreeMap<NodeId, usiz
 }
 
 #[test]
+fn p4_a_prompt_that_no_prefill_device_can_hold_never_fits() {
+    let mut view = cluster(ONE_OF_EACH);
+    let mut told = report("prefill-0", 100, 100);
+    told.tiers.push(TierCapacity {
+        tier: Tier::Device,
+        total: ByteCount(4 * BLOCK_BYTES),
+        free: ByteCount(0),
+    });
+    let id: NodeId = "prefill-0".parse().unwrap();
+    view.reported(&id, Incarnation(1), told, NOW);
+    assert!(
+        view.admit(&request(1, 64, 16), NOW).is_ok(),
+        "a busy device is waited for"
+    );
+    let refused = view.admit(&request(2, 65, 16), NOW).unwrap_err();
+    assert_eq!(
+        (refused.reason, refused.tier),
+        (RefuseReason::NeverFits, Some(Tier::Device))
+    );
+}
+
+#[test]
 fn a_plan_names_its_nodes_its_term_and_its_final_length() {
     let mut view = cluster(ONE_OF_EACH);
     let plan = view.admit(&request(9, 40, 24), NOW).unwrap();
