@@ -7,12 +7,21 @@
 //! * 4-bit codes: a block is 4 groups of 64 bytes, 8 inputs each. Output `o` owns bytes
 //!   `4o..4o+4` as two 16-bit words; nibble `j` of the first word is input `2j`, of the second
 //!   input `2j + 1`. Shifting and masking thus yields pairs of 16-bit codes.
-//! * 8-bit codes, stored plus 128: a block is 8 groups of 64 bytes, 4 inputs each; byte `j` of the
-//!   first word is input `2j`, of the second input `2j + 1`.
-//! * Scales (and minima) follow per block, 16 in half precision, in arrays of their own.
+//! * Codes of 5 to 8 bits take 8: a block is 8 groups of 64 bytes, 4 inputs each; byte `j` of the
+//!   first word is input `2j`, of the second input `2j + 1`. Codes of 8 bits are stored plus 128.
+//! * Scales (and minima) follow per block, 16 in half precision, in arrays of their own. Where the
+//!   file has scales in two levels they are multiplied out, which is exact in single precision,
+//!   and kept so; Q6_K has one for each half of a block.
 //! * 16-bit and 32-bit values: `[panel][k][16]`.
 
+mod decode;
+mod format;
+
 use half::{bf16, f16};
+
+use decode::{Decoded, decode};
+pub(crate) use format::CodeForm;
+pub use format::WeightFormat;
 
 use crate::{
     lanes::LANES,
@@ -25,55 +34,6 @@ pub(crate) const BLOCK: usize = 32;
 pub(crate) const BYTES_4: usize = BLOCK * LANES / 2;
 /// Bytes of the 8-bit codes of one panel and block.
 pub(crate) const BYTES_8: usize = BLOCK * LANES;
-
-/// How the file stores a matrix (the names and layouts of ggml).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WeightFormat {
-    /// 32 codes of 4 bits minus 8, and a scale.
-    Q4_0,
-    /// 32 codes of 4 bits, a scale and a minimum.
-    Q4_1,
-    /// 32 signed codes of 8 bits and a scale.
-    Q8_0,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl WeightFormat {
-    /// Values in one block of the file; a row is a whole number of them.
-    #[must_use]
-    pub const fn block_values(self) -> usize {
-        match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => BLOCK,
-            Self::F16 | Self::Bf16 | Self::F32 => 1,
-        }
-    }
-
-    /// Bytes of one block of the file.
-    #[must_use]
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q8_0 => 34,
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
-        }
-    }
-
-    /// Bytes of the codes of a panel and block, for the formats that have codes.
-    pub(crate) const fn code_bytes(self) -> Option<usize> {
-        match self {
-            Self::Q4_0 | Self::Q4_1 => Some(BYTES_4),
-            Self::Q8_0 => Some(BYTES_8),
-            Self::F16 | Self::Bf16 | Self::F32 => None,
-        }
-    }
-}
 
 /// A matrix as the file has it.
 #[derive(Clone, Copy, Debug)]
@@ -144,8 +104,8 @@ pub struct PackedWeight {
     n: usize,
     k: usize,
     codes: Region<u8>,
-    scales: Region<u16>,
-    minima: Region<u16>,
+    scales: Factors,
+    minima: Factors,
     wide: Region<u16>,
     full: Region<f32>,
 }
@@ -189,25 +149,23 @@ impl PackedWeight {
         // row, can be counted in usize on any machine that holds the file.
         let panels = n.div_ceil(LANES);
         let blocks = panels * k.div_ceil(BLOCK);
-        let (codes, wide, full) = match format {
-            WeightFormat::Q4_0 | WeightFormat::Q4_1 => (blocks * BYTES_4, 0, 0),
-            WeightFormat::Q8_0 => (blocks * BYTES_8, 0, 0),
-            WeightFormat::F16 | WeightFormat::Bf16 => (0, panels * k * LANES, 0),
-            WeightFormat::F32 => (0, 0, panels * k * LANES),
+        let (wide, full) = match format {
+            WeightFormat::F16 | WeightFormat::Bf16 => (panels * k * LANES, 0),
+            WeightFormat::F32 => (0, panels * k * LANES),
+            _codes => (0, 0),
         };
-        let scales = if codes > 0 { blocks * LANES } else { 0 };
-        let minima = if format == WeightFormat::Q4_1 {
-            scales
-        } else {
-            0
+        let form = format.code_form();
+        let factors = |per_block| {
+            let single = form.is_some_and(|form| form.full);
+            Factors::zeroed(blocks * per_block * LANES, single, pages)
         };
         let mut packed = Self {
             format,
             n,
             k,
-            codes: Region::zeroed(codes, pages)?,
-            scales: Region::zeroed(scales, pages)?,
-            minima: Region::zeroed(minima, pages)?,
+            codes: Region::zeroed(form.map_or(0, |form| blocks * form.block_bytes()), pages)?,
+            scales: factors(form.map_or(0, |form| form.parts))?,
+            minima: factors(form.map_or(0, |form| usize::from(form.minima)))?,
             wide: Region::zeroed(wide, pages)?,
             full: Region::zeroed(full, pages)?,
         };
@@ -239,13 +197,14 @@ impl PackedWeight {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.codes.as_slice().len()
-            + 2 * (self.scales.as_slice().len() + self.minima.as_slice().len())
+            + self.scales.bytes()
+            + self.minima.bytes()
             + 2 * self.wide.as_slice().len()
             + 4 * self.full.as_slice().len()
     }
 
     /// The values of a row as ggml's reference dequantises them, bit for bit: `d * q`, and for
-    /// Q4_1 `d * q + m` with two roundings.
+    /// formats with minima `d * q + m` with two roundings.
     ///
     /// # Panics
     /// When `row` is not below the outputs or `out` is not as long as the inputs.
@@ -261,62 +220,50 @@ impl PackedWeight {
             "a row of a weight is as long as its inputs"
         );
         let (panel, lane) = (row / LANES, row % LANES);
-        match self.format {
-            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
-                self.dequantise_codes(panel, lane, out);
+        if let Some(form) = self.format.code_form() {
+            self.dequantise_codes(form, panel, lane, out);
+        } else if self.format == WeightFormat::F32 {
+            for (value, lanes) in out.iter_mut().zip(self.full_panel(panel)) {
+                *value = lanes[lane];
             }
-            WeightFormat::F16 | WeightFormat::Bf16 => {
-                for (value, lanes) in out.iter_mut().zip(self.wide_panel(panel)) {
-                    *value = match self.format {
-                        WeightFormat::F16 => f16::from_bits(lanes[lane]).to_f32(),
-                        _ => bf16::from_bits(lanes[lane]).to_f32(),
-                    };
-                }
-            }
-            WeightFormat::F32 => {
-                for (value, lanes) in out.iter_mut().zip(self.full_panel(panel)) {
-                    *value = lanes[lane];
-                }
-            }
-        }
-    }
-
-    fn dequantise_codes(&self, panel: usize, lane: usize, out: &mut [f32]) {
-        let codes = self.panel(panel);
-        for (block, values) in out.chunks_exact_mut(BLOCK).enumerate() {
-            let scale = f16::from_bits(codes.scales[block][lane]).to_f32();
-            for (input, value) in values.iter_mut().enumerate() {
+        } else {
+            for (value, lanes) in out.iter_mut().zip(self.wide_panel(panel)) {
                 *value = match self.format {
-                    WeightFormat::Q4_0 => {
-                        (i32::from(nibble(&codes.codes[block * BYTES_4..], lane, input)) - 8) as f32
-                            * scale
-                    }
-                    WeightFormat::Q4_1 => {
-                        let code = nibble(&codes.codes[block * BYTES_4..], lane, input);
-                        let minimum = f16::from_bits(codes.minima[block][lane]).to_f32();
-                        f32::from(code) * scale + minimum
-                    }
-                    _ => {
-                        let code = codes.codes[block * BYTES_8 + byte_at(lane, input)];
-                        (i32::from(code) - 128) as f32 * scale
-                    }
+                    WeightFormat::F16 => f16::from_bits(lanes[lane]).to_f32(),
+                    _ => bf16::from_bits(lanes[lane]).to_f32(),
                 };
             }
         }
     }
 
+    fn dequantise_codes(&self, form: CodeForm, panel: usize, lane: usize, out: &mut [f32]) {
+        let codes = self.panel(form, panel);
+        let blocks = codes.codes.chunks_exact(form.block_bytes());
+        for (block, (bytes, values)) in blocks.zip(out.chunks_exact_mut(BLOCK)).enumerate() {
+            let minimum = form.minima.then(|| codes.minima.lane(block, lane));
+            for (input, value) in values.iter_mut().enumerate() {
+                let part = block * form.parts + input / form.part_inputs();
+                let code = match form.bits {
+                    4 => nibble(bytes, lane, input),
+                    _ => bytes[byte_at(lane, input)],
+                };
+                *value = form.number(code) * codes.scales.lane(part, lane);
+                if let Some(minimum) = minimum {
+                    *value += minimum;
+                }
+            }
+        }
+    }
+
     /// The codes, scales and minima of a panel.
-    pub(crate) fn panel(&self, panel: usize) -> CodePanel<'_> {
+    pub(crate) fn panel(&self, form: CodeForm, panel: usize) -> CodePanel<'_> {
         let blocks = self.k / BLOCK;
-        let code_bytes = blocks * self.format.code_bytes().unwrap_or(0);
-        let codes = &self.codes.as_slice()[panel * code_bytes..][..code_bytes];
-        let scales = self.scales.as_slice().as_chunks().0;
-        let minima = self.minima.as_slice().as_chunks().0;
-        let range = panel * blocks..(panel + 1) * blocks;
+        let code_bytes = blocks * form.block_bytes();
         CodePanel {
-            codes,
-            scales: &scales[range.clone()],
-            minima: minima.get(range).unwrap_or(&[]),
+            codes: &self.codes.as_slice()[panel * code_bytes..][..code_bytes],
+            parts: blocks * form.parts,
+            scales: self.scales.panel(panel, blocks * form.parts),
+            minima: self.minima.panel(panel, blocks),
         }
     }
 
@@ -332,58 +279,46 @@ impl PackedWeight {
 
     fn pack_row(&mut self, row: usize, bytes: &[u8]) -> Result<(), WeightError> {
         let (panel, lane) = (row / LANES, row % LANES);
-        match self.format {
-            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
-                self.pack_codes(row, bytes)?;
+        if let Some(form) = self.format.code_form() {
+            self.pack_codes(form, row, bytes)?;
+        } else if self.format == WeightFormat::F32 {
+            let to = &mut self.full.as_mut_slice()[panel * self.k * LANES..];
+            for (input, value) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                to[input * LANES + lane] = f32::from_le_bytes(*value);
             }
-            WeightFormat::F16 | WeightFormat::Bf16 => {
-                let to = &mut self.wide.as_mut_slice()[panel * self.k * LANES..];
-                for (input, value) in bytes.as_chunks::<2>().0.iter().enumerate() {
-                    to[input * LANES + lane] = u16::from_le_bytes(*value);
-                }
-            }
-            WeightFormat::F32 => {
-                let to = &mut self.full.as_mut_slice()[panel * self.k * LANES..];
-                for (input, value) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                    to[input * LANES + lane] = f32::from_le_bytes(*value);
-                }
+        } else {
+            let to = &mut self.wide.as_mut_slice()[panel * self.k * LANES..];
+            for (input, value) in bytes.as_chunks::<2>().0.iter().enumerate() {
+                to[input * LANES + lane] = u16::from_le_bytes(*value);
             }
         }
         Ok(())
     }
 
-    fn pack_codes(&mut self, row: usize, bytes: &[u8]) -> Result<(), WeightError> {
+    fn pack_codes(&mut self, form: CodeForm, row: usize, bytes: &[u8]) -> Result<(), WeightError> {
         let (panel, lane) = (row / LANES, row % LANES);
         let blocks = self.k / BLOCK;
-        let format = self.format;
-        for (block, bytes) in bytes.chunks_exact(format.block_bytes()).enumerate() {
-            let at = panel * blocks + block;
-            let half = |from: usize| u16::from_le_bytes([bytes[from], bytes[from + 1]]);
-            let scale = half(0);
-            let minimum = if format == WeightFormat::Q4_1 {
-                half(2)
-            } else {
-                0
-            };
-            if !f16::from_bits(scale).is_finite() || !f16::from_bits(minimum).is_finite() {
-                return Err(WeightError::Scale { row, block });
-            }
-            self.scales.as_mut_slice()[at * LANES + lane] = scale;
-            match format {
-                WeightFormat::Q4_1 => {
-                    self.minima.as_mut_slice()[at * LANES + lane] = minimum;
-                    let to = &mut self.codes.as_mut_slice()[at * BYTES_4..][..BYTES_4];
-                    spread_nibbles(&bytes[4..], lane, to);
+        let subs = self.format.block_values() / BLOCK;
+        let file_blocks = bytes.chunks_exact(self.format.block_bytes());
+        for (block, bytes) in file_blocks.enumerate() {
+            for sub in 0..subs {
+                let decoded = decode(self.format, bytes, sub).filter(Decoded::is_finite);
+                let decoded = decoded.ok_or(WeightError::Scale { row, block })?;
+                let at = panel * blocks + block * subs + sub;
+                for (part, scale) in decoded.scales.into_iter().take(form.parts).enumerate() {
+                    self.scales.set(at * form.parts + part, lane, scale);
                 }
-                WeightFormat::Q4_0 => {
-                    let to = &mut self.codes.as_mut_slice()[at * BYTES_4..][..BYTES_4];
-                    spread_nibbles(&bytes[2..], lane, to);
+                if form.minima {
+                    self.minima.set(at, lane, decoded.minimum);
                 }
-                _ => {
-                    let to = &mut self.codes.as_mut_slice()[at * BYTES_8..][..BYTES_8];
-                    for (input, code) in bytes[2..].iter().enumerate() {
-                        // Flipping the sign bit adds 128.
-                        to[byte_at(lane, input)] = code ^ 0x80;
+                let size = form.block_bytes();
+                let to = &mut self.codes.as_mut_slice()[at * size..][..size];
+                for (input, code) in decoded.codes.into_iter().enumerate() {
+                    if form.bits == 4 {
+                        let (at, shift) = nibble_at(lane, input);
+                        to[at] |= code << shift;
+                    } else {
+                        to[byte_at(lane, input)] = code;
                     }
                 }
             }
@@ -392,15 +327,87 @@ impl PackedWeight {
     }
 }
 
+/// The scales or the minima of a matrix, 16 for each block or part of one; one of the two regions
+/// is empty, both are where the format has none.
+#[derive(Debug)]
+struct Factors {
+    half: Region<u16>,
+    full: Region<f32>,
+}
+
+impl Factors {
+    fn zeroed(count: usize, full: bool, pages: HugePages) -> Result<Self, MemoryError> {
+        let (half, full) = if full { (0, count) } else { (count, 0) };
+        Ok(Self {
+            half: Region::zeroed(half, pages)?,
+            full: Region::zeroed(full, pages)?,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        2 * self.half.as_slice().len() + 4 * self.full.as_slice().len()
+    }
+
+    /// What comes from half precision goes back to it unchanged.
+    fn set(&mut self, at: usize, lane: usize, value: f32) {
+        let at = at * LANES + lane;
+        match self.full.as_mut_slice().get_mut(at) {
+            Some(to) => *to = value,
+            None => self.half.as_mut_slice()[at] = f16::from_f32(value).to_bits(),
+        }
+    }
+
+    /// Those of a panel that has `count`.
+    fn panel(&self, panel: usize, count: usize) -> PanelFactors<'_> {
+        let range = panel * count..(panel + 1) * count;
+        let half = self.half.as_slice().as_chunks().0;
+        let full = self.full.as_slice().as_chunks().0;
+        PanelFactors {
+            half: half.get(range.clone()).unwrap_or(&[]),
+            full: full.get(range).unwrap_or(&[]),
+        }
+    }
+}
+
+/// The scales or the minima of one panel, in one of two precisions; the other array is empty.
+#[derive(Clone, Copy)]
+pub(crate) struct PanelFactors<'a> {
+    /// In half precision.
+    pub(crate) half: &'a [[u16; LANES]],
+    /// In single precision.
+    pub(crate) full: &'a [[f32; LANES]],
+}
+
+impl PanelFactors<'_> {
+    /// Whether there are `count` in the precision of the form.
+    pub(crate) fn fits(self, form: CodeForm, count: usize) -> bool {
+        let len = if form.full {
+            self.full.len()
+        } else {
+            self.half.len()
+        };
+        len == count
+    }
+
+    fn lane(self, at: usize, lane: usize) -> f32 {
+        match self.full.get(at) {
+            Some(lanes) => lanes[lane],
+            None => f16::from_bits(self.half[at][lane]).to_f32(),
+        }
+    }
+}
+
 /// What one panel of 4- or 8-bit codes consists of.
 #[derive(Clone, Copy)]
 pub(crate) struct CodePanel<'a> {
     /// Codes of all blocks, in the layout at the top of this file.
     pub(crate) codes: &'a [u8],
-    /// Scales per block, in half precision.
-    pub(crate) scales: &'a [[u16; LANES]],
-    /// Minima per block, in half precision; empty when the format has none.
-    pub(crate) minima: &'a [[u16; LANES]],
+    /// Parts of all blocks: stretches of inputs that share a scale.
+    pub(crate) parts: usize,
+    /// Scales per part.
+    pub(crate) scales: PanelFactors<'a>,
+    /// Minima per block; empty when the format has none.
+    pub(crate) minima: PanelFactors<'a>,
 }
 
 /// Where the nibble of an input lies within a panel's block: byte and shift.
@@ -419,14 +426,4 @@ fn nibble(codes: &[u8], lane: usize, input: usize) -> u8 {
 fn byte_at(lane: usize, input: usize) -> usize {
     let (group, rest) = (input / 4, input % 4);
     group * 64 + lane * 4 + (rest % 2) * 2 + rest / 2
-}
-
-/// The file's 16 bytes hold input `j` in the low and `j + 16` in the high nibble of byte `j`.
-fn spread_nibbles(from: &[u8], lane: usize, to: &mut [u8]) {
-    for (input, byte) in from.iter().take(BLOCK / 2).enumerate() {
-        let (at, shift) = nibble_at(lane, input);
-        to[at] |= (byte & 0x0f) << shift;
-        let (at, shift) = nibble_at(lane, input + BLOCK / 2);
-        to[at] |= (byte >> 4) << shift;
-    }
 }

@@ -256,7 +256,12 @@ impl<D: Device> Loader<'_, D> {
         let format = match stored {
             GgmlType::Q4_0 => WeightFormat::Q4_0,
             GgmlType::Q4_1 => WeightFormat::Q4_1,
+            GgmlType::Q5_0 => WeightFormat::Q5_0,
+            GgmlType::Q5_1 => WeightFormat::Q5_1,
             GgmlType::Q8_0 => WeightFormat::Q8_0,
+            GgmlType::Q4_K => WeightFormat::Q4_K,
+            GgmlType::Q5_K => WeightFormat::Q5_K,
+            GgmlType::Q6_K => WeightFormat::Q6_K,
             GgmlType::F16 => WeightFormat::F16,
             GgmlType::BF16 => WeightFormat::Bf16,
             GgmlType::F32 => WeightFormat::F32,
@@ -264,7 +269,7 @@ impl<D: Device> Loader<'_, D> {
                 return Err(LoadError::Type {
                     name: name.to_owned(),
                     found,
-                    supported: "Q4_0, Q4_1, Q8_0, F16, BF16 or F32",
+                    supported: "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16 or F32",
                     remedy: "take the model in one of these quantisations",
                 });
             }

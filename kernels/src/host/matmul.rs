@@ -22,7 +22,7 @@ use crate::{
     device::{Epilogue, Matmul},
     isa::{Active, Isa, for_each_isa},
     lanes::{LANES, Lanes},
-    weight::{BLOCK, PackedWeight, WeightFormat},
+    weight::{BLOCK, CodeForm, CodePanel, PackedWeight, WeightFormat},
 };
 
 /// Rows that one tile of the launch works on; their codes stay in the second-level cache.
@@ -245,7 +245,7 @@ pub(super) fn launch(
     let x = &x.as_slice()[..rows * k];
     if outputs
         .iter()
-        .any(|output| output.weight.format().code_bytes().is_some())
+        .any(|output| output.weight.format().code_form().is_some())
     {
         quantised.fill(device, x, rows, k);
     }
@@ -309,9 +309,14 @@ fn multiply(
     products: &mut [Products; PASS_ROWS],
 ) {
     match weight.format() {
-        WeightFormat::Q4_0 => multiply_codes::<Signed4>(active, weight, panel, pass, products),
-        WeightFormat::Q4_1 => multiply_codes::<Minimum4>(active, weight, panel, pass, products),
-        WeightFormat::Q8_0 => multiply_codes::<Signed8>(active, weight, panel, pass, products),
+        WeightFormat::Q4_0 => multiply_codes::<Q40>(active, weight, panel, pass, products),
+        WeightFormat::Q4_1 => multiply_codes::<Q41>(active, weight, panel, pass, products),
+        WeightFormat::Q5_0 => multiply_codes::<Q50>(active, weight, panel, pass, products),
+        WeightFormat::Q5_1 => multiply_codes::<Q51>(active, weight, panel, pass, products),
+        WeightFormat::Q8_0 => multiply_codes::<Q80>(active, weight, panel, pass, products),
+        WeightFormat::Q4_K => multiply_codes::<Q4K>(active, weight, panel, pass, products),
+        WeightFormat::Q5_K => multiply_codes::<Q5K>(active, weight, panel, pass, products),
+        WeightFormat::Q6_K => multiply_codes::<Q6K>(active, weight, panel, pass, products),
         WeightFormat::F16 => {
             dense::multiply_f16(active, weight.wide_panel(panel), pass, products);
         }
@@ -324,44 +329,36 @@ fn multiply(
     }
 }
 
-/// A kind of codes, known at compile time.
+/// A form of codes, known at compile time.
 ///
-/// With I = sum(code * x), S = sum(x) over the integers of a block, d and m the weight's scale
-/// and minimum and s the activations' scale, a block adds
-/// `fma(f32(I - OFFSET * S), d * s, acc)` and then, with minima, `fma(m, f32(S) * s, acc)`.
+/// With I = sum(code * x) over the integers of a part of a block, S = sum(x) over those of the
+/// block, d and m the weight's scale and minimum and s the activations' scale, a part adds
+/// `fma(f32(I - offset * S), d * s, acc)`, and then a block with a minimum
+/// `fma(m, f32(S) * s, acc)`.
 trait Codes {
-    /// Bits of a code: 4 or 8.
-    const BITS: usize;
-    /// What was added to make codes unsigned.
-    const OFFSET: i32;
-    /// Whether blocks have a minimum.
-    const MINIMA: bool;
+    const FORM: CodeForm;
 }
 
-/// Q4_0.
-struct Signed4;
-/// Q4_1.
-struct Minimum4;
-/// Q8_0.
-struct Signed8;
+macro_rules! codes {
+    ($($name:ident = $form:ident),*) => {$(
+        struct $name;
 
-impl Codes for Signed4 {
-    const BITS: usize = 4;
-    const OFFSET: i32 = 8;
-    const MINIMA: bool = false;
+        impl Codes for $name {
+            const FORM: CodeForm = CodeForm::$form;
+        }
+    )*};
 }
 
-impl Codes for Minimum4 {
-    const BITS: usize = 4;
-    const OFFSET: i32 = 0;
-    const MINIMA: bool = true;
-}
-
-impl Codes for Signed8 {
-    const BITS: usize = 8;
-    const OFFSET: i32 = 128;
-    const MINIMA: bool = false;
-}
+codes!(
+    Q40 = Q4_0,
+    Q41 = Q4_1,
+    Q50 = Q5_0,
+    Q51 = Q5_1,
+    Q80 = Q8_0,
+    Q4K = Q4_K,
+    Q5K = Q5_K,
+    Q6K = Q6_K
+);
 
 fn multiply_codes<C: Codes>(
     active: Active,
@@ -371,12 +368,13 @@ fn multiply_codes<C: Codes>(
     products: &mut [Products; PASS_ROWS],
 ) {
     let k = weight.inputs();
-    let panel = weight.panel(panel);
+    let panel = weight.panel(C::FORM, panel);
     let mut rows = [QuantisedRow::default(); PASS_ROWS];
     for (at, row) in rows[..pass.count].iter_mut().enumerate() {
         *row = pass.quantised.row(pass.first_row + at, k);
     }
     let (rows, products) = (&rows[..pass.count], &mut products[..pass.count]);
+    check::<C>(panel, rows);
     match active.isa() {
         Isa::Portable => portable::multiply::<C>(panel, rows, products),
         #[cfg(target_arch = "x86_64")]
@@ -385,5 +383,36 @@ fn multiply_codes<C: Codes>(
         Isa::Avx512 => avx512::multiply::<C>(active, panel, rows, products),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 => portable::multiply::<C>(panel, rows, products),
+    }
+}
+
+/// What the unchecked reads of the vector forms rest on.
+fn check<C: Codes>(panel: CodePanel<'_>, rows: &[QuantisedRow<'_>]) {
+    const {
+        assert!(
+            C::FORM.parts == 1 || (C::FORM.offset == 0 && !C::FORM.minima),
+            "sums of activations are of whole blocks"
+        );
+    }
+    let blocks = panel.parts / C::FORM.parts;
+    assert_eq!(
+        panel.codes.len(),
+        blocks * C::FORM.block_bytes(),
+        "codes of a panel"
+    );
+    assert!(panel.scales.fits(C::FORM, panel.parts), "scales of a panel");
+    assert!(
+        !C::FORM.minima || panel.minima.fits(C::FORM, blocks),
+        "minima of a panel"
+    );
+    for row in rows {
+        assert!(
+            row.codes.len() == blocks * BLOCK && row.scales.len() == blocks,
+            "a row's blocks"
+        );
+        assert!(
+            row.sums.len() == blocks && row.scaled_sums.len() == blocks,
+            "a row's sums"
+        );
     }
 }

@@ -19,11 +19,11 @@ struct Golden {
     full: Vec<f64>,
 }
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/goldens")
 }
 
-fn floats(name: &str) -> Vec<f64> {
+pub(crate) fn floats(name: &str) -> Vec<f64> {
     let bytes = std::fs::read(folder().join(name)).unwrap();
     let values = bytes.as_chunks::<4>().0.iter();
     values
@@ -32,6 +32,15 @@ fn floats(name: &str) -> Vec<f64> {
 }
 
 impl Golden {
+    fn top(&self, position: usize) -> Top<'_> {
+        let at = position * self.top..(position + 1) * self.top;
+        Top {
+            ids: &self.ids[at.clone()],
+            values: &self.values[at],
+            lse: self.lse[position],
+        }
+    }
+
     fn read() -> Self {
         let text = std::fs::read_to_string(folder().join("logits.json")).unwrap();
         let head: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -77,7 +86,7 @@ fn log_sum_exp(logits: &[f64]) -> f64 {
 }
 
 /// The lowest id of the largest value, as greedy sampling chooses.
-fn arg_max(logits: &[f64]) -> usize {
+pub(crate) fn arg_max(logits: &[f64]) -> usize {
     let mut best = 0;
     for (id, logit) in logits.iter().enumerate() {
         if *logit > logits[best] {
@@ -87,13 +96,20 @@ fn arg_max(logits: &[f64]) -> usize {
     best
 }
 
+/// The largest logits of one position as the reference has them.
+pub(crate) struct Top<'a> {
+    pub(crate) ids: &'a [usize],
+    pub(crate) values: &'a [f64],
+    /// ln of the sum of exp over all logits.
+    pub(crate) lse: f64,
+}
+
 /// KL from the reference to ours in nats, with all tokens beyond the reference's top as one.
-fn kl_of_top(golden: &Golden, position: usize, ours: &[f64]) -> f64 {
+pub(crate) fn kl_of_top(golden: &Top<'_>, ours: &[f64]) -> f64 {
     let norm = log_sum_exp(ours);
-    let at = position * golden.top..(position + 1) * golden.top;
     let (mut kl, mut rest_theirs, mut rest_ours) = (0.0, 1.0, 1.0);
-    for (id, value) in golden.ids[at.clone()].iter().zip(&golden.values[at]) {
-        let (theirs, ours) = (value - golden.lse[position], ours[*id] - norm);
+    for (id, value) in golden.ids.iter().zip(golden.values) {
+        let (theirs, ours) = (value - golden.lse, ours[*id] - norm);
         kl += theirs.exp() * (theirs - ours);
         rest_theirs -= theirs.exp();
         rest_ours -= ours.exp();
@@ -130,7 +146,7 @@ fn logits_agree_with_an_independent_implementation_over_512_positions() {
             let position = start + row;
             let ours: Vec<f64> = runner.logits(row).into_iter().map(f64::from).collect();
             same += usize::from(arg_max(&ours) == golden.ids[position * golden.top]);
-            let here = kl_of_top(&golden, position, &ours);
+            let here = kl_of_top(&golden.top(position), &ours);
             kl += here;
             kl_max = kl_max.max(here);
             if let Some(at) = golden

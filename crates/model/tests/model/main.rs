@@ -10,6 +10,8 @@ mod host;
 #[cfg(test)]
 mod load;
 #[cfg(test)]
+mod qwen;
+#[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod runner;

@@ -32,7 +32,7 @@ pub(crate) enum Stored {
     Q4_1,
     Q8_0,
     /// A type that no kernel takes.
-    Q6K,
+    Q2K,
 }
 
 impl Stored {
@@ -42,7 +42,7 @@ impl Stored {
             Self::F16 => 1,
             Self::Q4_1 => 3,
             Self::Q8_0 => 8,
-            Self::Q6K => 14,
+            Self::Q2K => 10,
         }
     }
 }
@@ -92,7 +92,7 @@ impl Tensor {
                     tensor.push_q8_0(random, scale);
                 }
             }
-            Stored::Q6K => tensor.bytes = vec![0; (elements / 256 * 210) as usize],
+            Stored::Q2K => tensor.bytes = vec![0; (elements / 256 * 84) as usize],
         }
         tensor
     }

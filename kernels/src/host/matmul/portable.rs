@@ -4,7 +4,7 @@
 use super::{Codes, PASS_ROWS, Products, QuantisedRow};
 use crate::{
     lanes::{LANES, Lanes, PortableLanes, widened},
-    weight::{BLOCK, CodePanel},
+    weight::{CodePanel, PanelFactors},
 };
 
 pub(super) fn multiply<C: Codes>(
@@ -12,45 +12,66 @@ pub(super) fn multiply<C: Codes>(
     rows: &[QuantisedRow<'_>],
     products: &mut [Products],
 ) {
-    let code_bytes = BLOCK * LANES * C::BITS / 8;
     products.fill([0.0; LANES]);
-    for (block, codes) in panel.codes.chunks_exact(code_bytes).enumerate() {
+    let parts = panel.codes.chunks_exact(C::FORM.part_bytes());
+    for (part, codes) in parts.enumerate() {
+        let block = part / C::FORM.parts;
         let mut sums = [[0; LANES]; PASS_ROWS];
-        block_sums::<C>(codes, rows, block, &mut sums);
-        let scales = panel.scales[block].map(widened);
+        part_sums::<C>(codes, rows, part * C::FORM.part_inputs(), &mut sums);
+        let scales = factors::<C>(panel.scales, part);
         for ((row, sums), products) in rows.iter().zip(&sums).zip(products.iter_mut()) {
-            let offset = C::OFFSET * row.sums[block];
+            let offset = match C::FORM.offset {
+                0 => 0,
+                offset => offset * row.sums[block],
+            };
             let values = PortableLanes::from(sums.map(|sum| (sum - offset) as f32));
             let factors = scales.map(|scale| scale * row.scales[block]);
             let mut total = values.fma(factors.into(), (*products).into());
-            if C::MINIMA {
-                let minima = panel.minima[block].map(widened);
+            if C::FORM.minima {
+                let minima = PortableLanes::from(self::factors::<C>(panel.minima, block));
                 let sum = PortableLanes::splat(row.scaled_sums[block]);
-                total = PortableLanes::from(minima).fma(sum, total);
+                total = minima.fma(sum, total);
             }
             total.store(products);
         }
     }
 }
 
-/// Sums of codes times activations over a block, per row and output. Written so that compilers
-/// find the multiply-and-add of pairs of 16-bit values.
-fn block_sums<C: Codes>(
+#[inline(always)]
+fn factors<C: Codes>(of: PanelFactors<'_>, at: usize) -> [f32; LANES] {
+    if C::FORM.full {
+        of.full[at]
+    } else {
+        of.half[at].map(widened)
+    }
+}
+
+/// Sums of codes times activations over a part of a block, per row and output. Written so that
+/// compilers find the multiply-and-add of pairs of 16-bit values.
+fn part_sums<C: Codes>(
     codes: &[u8],
     rows: &[QuantisedRow<'_>],
-    block: usize,
+    first_input: usize,
     sums: &mut [[i32; LANES]; PASS_ROWS],
 ) {
-    let pairs = 16 / C::BITS;
-    let mask = (1_u16 << C::BITS) - 1;
+    let bits = C::FORM.bits;
+    let pairs = 16 / bits;
+    let mask = (1_u16 << bits) - 1;
     for (group, bytes) in codes.as_chunks::<{ 4 * LANES }>().0.iter().enumerate() {
         let mut words = [0; 2 * LANES];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<2>().0) {
             *word = u16::from_le_bytes(*bytes);
         }
         for pair in 0..pairs {
-            let unpacked = words.map(|word| ((word >> (pair * C::BITS)) & mask) as i16);
-            let input = block * BLOCK + 2 * (group * pairs + pair);
+            let unpacked = words.map(|word: u16| {
+                if C::FORM.signed {
+                    let top = word << (16 - (pair + 1) * bits);
+                    top.cast_signed() >> (16 - bits)
+                } else {
+                    ((word >> (pair * bits)) & mask) as i16
+                }
+            });
+            let input = first_input + 2 * (group * pairs + pair);
             for (row, sums) in rows.iter().zip(sums.iter_mut()) {
                 let (even, odd) = (i32::from(row.codes[input]), i32::from(row.codes[input + 1]));
                 for (sum, [a, b]) in sums.iter_mut().zip(unpacked.as_chunks::<2>().0) {

@@ -11,15 +11,6 @@ use crate::{
     PackedWeight, WeightError, WeightFormat,
 };
 
-const FORMATS: [WeightFormat; 6] = [
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q8_0,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::F32,
-];
-
 fn device(isa: Isa, threads: usize) -> HostDevice {
     HostDevice::open(HostOptions {
         isa: Some(isa),
@@ -50,11 +41,26 @@ impl Numbers {
     }
 }
 
+/// Where a block of the file has its scale, minimum or their units, in half precision.
+fn units(format: WeightFormat) -> &'static [usize] {
+    match format {
+        WeightFormat::Q4_0 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => &[0],
+        WeightFormat::Q4_1 | WeightFormat::Q5_1 => &[0, 2],
+        WeightFormat::Q4_K | WeightFormat::Q5_K => &[0, 2],
+        WeightFormat::Q6_K => &[208],
+        WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F32 => &[],
+    }
+}
+
+/// A number of inputs near `k` that the format can have.
+fn inputs(format: WeightFormat, k: usize) -> usize {
+    k.next_multiple_of(format.block_values())
+}
+
 /// Random bytes of a matrix of the file, with scales of a usual size.
 fn file_bytes(format: WeightFormat, n: usize, k: usize, seed: u64) -> Vec<u8> {
     let mut numbers = Numbers(seed);
     let mut bytes = Vec::new();
-    let scale = |numbers: &mut Numbers| f16::from_f32(numbers.value() * 0.05).to_le_bytes();
     for _ in 0..n * k / format.block_values() {
         match format {
             WeightFormat::F16 => {
@@ -64,13 +70,23 @@ fn file_bytes(format: WeightFormat, n: usize, k: usize, seed: u64) -> Vec<u8> {
                 bytes.extend(bf16::from_f32(numbers.value()).to_le_bytes());
             }
             WeightFormat::F32 => bytes.extend(numbers.value().to_le_bytes()),
-            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q8_0 => {
-                bytes.extend(scale(&mut numbers));
-                if format == WeightFormat::Q4_1 {
-                    bytes.extend(scale(&mut numbers));
+            _codes => {
+                // Scales of two levels multiply numbers up to 63 or 127 with their unit.
+                let size = if format.block_values() == 256 {
+                    1e-3
+                } else {
+                    0.05
+                };
+                let mut unit = || f16::from_f32(numbers.value() * size).to_le_bytes();
+                let (units, count) = ([unit(), unit()], units(format));
+                let rest = format.block_bytes() - 2 * count.len();
+                let rest: Vec<u8> = (0..rest).map(|_| numbers.next() as u8).collect();
+                let at = bytes.len();
+                bytes.extend(rest);
+                for (place, unit) in count.iter().zip(units) {
+                    let place = at + place;
+                    bytes.splice(place..place, unit);
                 }
-                let codes = if format == WeightFormat::Q8_0 { 32 } else { 16 };
-                bytes.extend((0..codes).map(|_| numbers.next() as u8));
             }
         }
     }
@@ -123,82 +139,52 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Rows of a file matrix as the format defines them, read without the packed form.
-fn reference_row(format: WeightFormat, bytes: &[u8]) -> Vec<f32> {
-    let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
-    match format {
-        WeightFormat::F16 => (0..bytes.len() / 2).map(|i| half(2 * i)).collect(),
-        WeightFormat::Bf16 => bytes
-            .chunks_exact(2)
-            .map(|pair| bf16::from_le_bytes([pair[0], pair[1]]).to_f32())
-            .collect(),
-        WeightFormat::F32 => bytes
-            .chunks_exact(4)
-            .map(|four| f32::from_le_bytes(four.try_into().unwrap()))
-            .collect(),
-        WeightFormat::Q8_0 => bytes
-            .chunks_exact(34)
-            .flat_map(|block| {
-                let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
-                block[2..]
-                    .iter()
-                    .map(move |&code| f32::from(code as i8) * d)
-                    .collect::<Vec<_>>()
-            })
-            .collect(),
-        WeightFormat::Q4_0 | WeightFormat::Q4_1 => bytes
-            .chunks_exact(format.block_bytes())
-            .flat_map(|block| {
-                let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
-                let m = f16::from_le_bytes([block[2], block[3]]).to_f32();
-                let (codes, zero) = match format {
-                    WeightFormat::Q4_0 => (&block[2..], true),
-                    _ => (&block[4..], false),
-                };
-                let low = codes.iter().map(|byte| byte & 15);
-                let high = codes.iter().map(|byte| byte >> 4);
-                low.chain(high)
-                    .map(|code| match zero {
-                        true => (f32::from(code) - 8.0) * d,
-                        false => f32::from(code) * d + m,
-                    })
-                    .collect::<Vec<_>>()
-            })
-            .collect(),
-    }
+/// A matrix of 4 x 512 as the file has it, and the `gguf` package's values of it: see
+/// integration-tests/goldens.
+fn golden(format: WeightFormat) -> (Vec<u8>, Vec<f32>) {
+    let name = format!("{format:?}").to_uppercase();
+    let folder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../integration-tests/goldens/formats"
+    );
+    let read = |kind| std::fs::read(format!("{folder}/{name}.{kind}")).unwrap();
+    let values = read("f32");
+    let values = values.as_chunks::<4>().0.iter();
+    let values = values.map(|value| f32::from_le_bytes(*value));
+    (read("stored"), values.collect())
 }
 
 #[test]
-fn dequantised_rows_are_the_files_bit_for_bit() {
-    for format in FORMATS {
-        let (n, k) = (37, 96);
-        let bytes = file_bytes(format, n, k, 1);
-        let weight = pack(format, n, k, &bytes);
-        for (row, bytes) in bytes.chunks_exact(bytes.len() / n).enumerate() {
+fn p1_dequantised_rows_are_those_of_the_gguf_package_bit_for_bit() {
+    for format in WeightFormat::ALL {
+        let (stored, values) = golden(format);
+        let (n, k) = (4, 512);
+        // Six times, so that it takes a second panel, which is not full.
+        let weight = pack(format, 6 * n, k, &stored.repeat(6));
+        for row in 0..6 * n {
             let mut out = vec![0.0; k];
             weight.dequantise_row(row, &mut out);
-            assert_eq!(
-                bits(&out),
-                bits(&reference_row(format, bytes)),
-                "{format:?} {row}"
-            );
+            let want = &values[row % n * k..][..k];
+            assert_eq!(bits(&out), bits(want), "{format:?} {row}");
         }
     }
 }
 
 #[test]
 fn products_are_within_3e_5_of_the_largest_exact_one() {
-    for format in FORMATS {
-        let (n, k, rows) = (50, 544, 5);
+    for format in WeightFormat::ALL {
+        let (n, k, rows) = (50, inputs(format, 544), 5);
         let bytes = file_bytes(format, n, k, 2);
         let weight = pack(format, n, k, &bytes);
         let x = activations(rows, k, 3);
         let y = multiply(&device(Isa::detect(), 2), &weight, &x);
+        // Those of the file, see the test above.
+        let mut weights = vec![0.0; k];
         let mut worst = 0.0_f64;
         let mut largest = 0.0_f64;
         for (row, x) in x.chunks_exact(k).enumerate() {
-            for (output, bytes) in bytes.chunks_exact(bytes.len() / n).enumerate() {
-                let weights = reference_row(format, bytes);
+            for output in 0..n {
+                weight.dequantise_row(output, &mut weights);
                 let exact: f64 = weights
                     .iter()
                     .zip(x)
@@ -214,8 +200,8 @@ fn products_are_within_3e_5_of_the_largest_exact_one() {
 
 #[test]
 fn p1_bits_do_not_depend_on_isa_threads_or_neighbouring_rows() {
-    for format in FORMATS {
-        let (n, k) = (83, 160);
+    for format in WeightFormat::ALL {
+        let (n, k) = (83, inputs(format, 160));
         let weight = pack(format, n, k, &file_bytes(format, n, k, 4));
         let x = activations(150, k, 5);
         let alone = |row: usize| {
@@ -294,8 +280,8 @@ fn several_outputs_with_bias_and_residual_equal_single_launches() {
 
 #[test]
 fn p1_a_row_that_is_not_finite_comes_out_as_nan_and_leaves_the_others_alone() {
-    for format in FORMATS {
-        let (n, k) = (20, 96);
+    for format in WeightFormat::ALL {
+        let (n, k) = (20, inputs(format, 96));
         let weight = pack(format, n, k, &file_bytes(format, n, k, 11));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for isa in isas() {
@@ -380,16 +366,30 @@ fn damaged_matrices_are_refused_with_what_is_wrong() {
     ));
 }
 
+/// Q4_0 as it is defined, read without the packed form.
+fn q4_0_row(bytes: &[u8]) -> Vec<f32> {
+    let values = |block: &[u8]| {
+        let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
+        let low = block[2..].iter().map(|byte| byte & 15);
+        let codes: Vec<u8> = low.chain(block[2..].iter().map(|byte| byte >> 4)).collect();
+        codes
+            .into_iter()
+            .map(move |code| (f32::from(code) - 8.0) * scale)
+    };
+    bytes.chunks_exact(18).flat_map(values).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..<_>::default() })]
 
     #[test]
     fn p1_any_row_quantises_and_multiplies_alike_on_every_isa(
-        x in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::ZERO, 96),
+        x in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::ZERO, 256),
         seed in 0_u64..1000,
+        kind in 0..WeightFormat::ALL.len(),
     ) {
-        let format = WeightFormat::Q4_1;
-        let weight = pack(format, 21, 96, &file_bytes(format, 21, 96, seed));
+        let format = WeightFormat::ALL[kind];
+        let weight = pack(format, 21, 256, &file_bytes(format, 21, 256, seed));
         let want = multiply(&device(Isa::Portable, 1), &weight, &x);
         for isa in isas() {
             prop_assert_eq!(bits(&multiply(&device(isa, 1), &weight, &x)), bits(&want));
@@ -406,7 +406,7 @@ proptest! {
                 for (row, bytes) in bytes.chunks_exact(36).enumerate() {
                     let mut out = vec![0.0; 64];
                     weight.dequantise_row(row, &mut out);
-                    prop_assert_eq!(bits(&out), bits(&reference_row(WeightFormat::Q4_0, bytes)));
+                    prop_assert_eq!(bits(&out), bits(&q4_0_row(bytes)));
                 }
             }
             Err(WeightError::Scale { row, block }) => {
