@@ -23,6 +23,7 @@ use crate::{
 };
 use ids::SlotIdx;
 use pool::Pool;
+pub use pool::THREADS_MAX;
 
 /// How the host device is opened.
 #[derive(Clone, Copy, Debug)]

@@ -46,7 +46,9 @@ pub use device::{
     Attend, AttendSequence, Device, DeviceLost, Element, Epilogue, HeadShape, KvWrite, Matmul,
     MatmulOutput, RmsNorm, RowRange,
 };
-pub use host::{HostBuffer, HostDevice, HostEvent, HostOptions, HostStream, OpenError};
+pub use host::{
+    HostBuffer, HostDevice, HostEvent, HostOptions, HostStream, OpenError, THREADS_MAX,
+};
 pub use ids::{BLOCK_TOKENS, SlotIdx};
 pub use isa::{Isa, ParseIsaError};
 pub use memory::{HugePages, MemoryError};

@@ -105,6 +105,16 @@ impl ComputeConfig {
                 problem,
             });
         }
+        if self.threads > kernels::THREADS_MAX {
+            let problem = format!(
+                "must be at most {}; 0 is one per processor",
+                kernels::THREADS_MAX
+            );
+            return Err(InvalidCompute {
+                field: "model.threads",
+                problem,
+            });
+        }
         self.options().map(drop)
     }
 

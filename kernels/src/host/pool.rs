@@ -19,8 +19,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::OpenError;
 
-/// Beyond this a launch is too short to share out.
-const THREADS_MAX: usize = 256;
+/// Most compute threads: beyond this a launch is too short to share out.
+pub const THREADS_MAX: usize = 256;
 
 /// Spins of an idle thread before it sleeps: about 20 microseconds where a pause takes 140
 /// cycles, a few where it is cheap. Long spinning is ruinous on shared cores.

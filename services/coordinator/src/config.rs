@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use daemon::{AdminConfig, ConfigError, DrainConfig, LogConfig, Settings, Span};
+use daemon::{AdminConfig, ConfigError, DrainConfig, Exposure, LogConfig, Settings, Span};
 use membership::RegistryConfig;
 use placement::ViewConfig;
 use proto::ChannelOptions;
@@ -167,6 +167,11 @@ impl Settings for Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        let exposure = Exposure::from_insecure(self.insecure);
+        let sockets = [("listen", self.listen), ("admin.listen", self.admin.listen)];
+        for (field, address) in sockets {
+            exposure.check(field, address)?;
+        }
         let positive = [
             ("membership.ttl_min", !self.membership.ttl_min.is_zero()),
             ("membership.nodes_max", self.membership.nodes_max > 0),

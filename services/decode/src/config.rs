@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 
-use daemon::{AdminConfig, ByteSize, ConfigError, DrainConfig, LogConfig, Settings, Span};
+use daemon::{
+    AdminConfig, ByteSize, ConfigError, DrainConfig, Exposure, LogConfig, Settings, Span,
+};
 use membership::{JoinConfig, NodeConfig};
 use model::ComputeConfig;
 use serde::{Deserialize, Serialize};
@@ -160,6 +162,14 @@ impl Settings for Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        let exposure = Exposure::from_insecure(self.insecure);
+        let sockets = [
+            ("listen.control", self.listen.control),
+            ("admin.listen", self.admin.listen),
+        ];
+        for (field, address) in sockets {
+            exposure.check(field, address)?;
+        }
         self.node.check()?;
         self.membership.check()?;
         self.model.check().map_err(|invalid| {

@@ -4,7 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use daemon::{ByteSize, ConfigError, DrainConfig, LogConfig, LogLevel, Settings};
+use daemon::{ByteSize, ConfigError, DrainConfig, Exposure, LogConfig, LogLevel, Settings};
 use model::ComputeConfig;
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,7 @@ impl Settings for Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        Exposure::from_insecure(self.insecure).check("listen", self.listen)?;
         self.model.check().map_err(|invalid| {
             ConfigError::invalid(invalid.field, invalid.problem, "correct it")
         })?;

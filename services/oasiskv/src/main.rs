@@ -88,10 +88,16 @@ struct RunArgs {
     #[arg(long)]
     raw: bool,
     /// Most tokens to generate.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// 0 always takes the most probable token.
-    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    /// 0 to 2; 0 always takes the most probable token.
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "T",
+        allow_negative_numbers = true,
+        value_parser = temperature
+    )]
     temperature: f32,
     /// Seed of the draws; one is drawn and reported when none is given.
     #[arg(long, allow_negative_numbers = true)]
@@ -108,6 +114,14 @@ struct DoctorArgs {
     /// Print the findings as JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// JSON has no NaN and no infinity: they would become the API's default.
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=2.0).contains(&value) => Ok(value),
+        Ok(_) | Err(_) => Err("use a number from 0 to 2".to_owned()),
+    }
 }
 
 fn main() -> ExitCode {

@@ -3,10 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 
-use daemon::{AdminConfig, ByteSize, ConfigError, DrainConfig, LogConfig, Settings, Span};
+use daemon::{
+    AdminConfig, ByteSize, ConfigError, DrainConfig, Exposure, LogConfig, Settings, Span,
+};
 use membership::{JoinConfig, NodeConfig};
 use model::ComputeConfig;
 use serde::{Deserialize, Serialize};
+
+/// Longest chunk: beyond it a pass takes seconds, and so does a cancel (P6).
+const CHUNK_TOKENS_MAX: usize = 8_192;
 
 /// Everything a prefill node is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -167,11 +172,25 @@ impl Settings for Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        let exposure = Exposure::from_insecure(self.insecure);
+        let sockets = [
+            ("listen.control", self.listen.control),
+            ("listen.bulk", self.listen.bulk),
+            ("admin.listen", self.admin.listen),
+        ];
+        for (field, address) in sockets {
+            exposure.check(field, address)?;
+        }
         self.node.check()?;
         self.membership.check()?;
         self.model.check().map_err(|invalid| {
             ConfigError::invalid(invalid.field, invalid.problem, "correct it")
         })?;
+        if self.batch.chunk_tokens.get() > CHUNK_TOKENS_MAX {
+            let problem = format!("must be at most {CHUNK_TOKENS_MAX}");
+            let remedy = "lower it: activations of a whole chunk are in memory at once";
+            return Err(ConfigError::invalid("batch.chunk_tokens", problem, remedy));
+        }
         let positive = [
             ("host.connections_max", self.host.connections_max > 0),
             ("lease.sessions_max", self.lease.sessions_max > 0),

@@ -37,17 +37,24 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_delimiter = ',', default_value = "0,2048,4096,7168")]
     contexts: Vec<u32>,
     /// Numbers of sequences to decode.
-    #[arg(long, value_delimiter = ',', default_value = "1,8")]
-    sequences: Vec<usize>,
+    #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = at_least_one)]
+    sequences: Vec<u32>,
     /// Prompts to prefill, in tokens.
-    #[arg(long, value_delimiter = ',', default_value = "512,4096")]
+    #[arg(long, value_delimiter = ',', default_value = "512,4096", value_parser = at_least_one)]
     prefill: Vec<u32>,
     /// Runs of each; the median is reported.
-    #[arg(long, default_value_t = 3)]
-    runs: usize,
+    #[arg(long, default_value_t = 3, value_parser = at_least_one)]
+    runs: u32,
     /// Print the rows as JSON.
     #[arg(long)]
     json: bool,
+}
+
+fn at_least_one(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("use a whole number from 1 on".to_owned()),
+        Ok(number) => Ok(number),
+    }
 }
 
 /// One figure.
@@ -102,7 +109,7 @@ async fn measure(args: &EngineArgs) -> anyhow::Result<()> {
     let prefill = Prefill::start(&opened, longest.max(1))?;
     for tokens in &args.prefill {
         let mut seconds = Vec::new();
-        for _ in 0..args.runs.max(1) {
+        for _ in 0..args.runs {
             seconds.push(prefill.run(*tokens).await?.seconds);
         }
         rows.push(row("prefill", 1, *tokens, f64::from(*tokens), &seconds));
@@ -111,14 +118,14 @@ async fn measure(args: &EngineArgs) -> anyhow::Result<()> {
     for context in &args.contexts {
         // At context 0 a sequence still has its first token.
         let prompt = prefill.run((*context).max(1)).await?;
-        for sequences in &args.sequences {
-            let decode = Decode::start(&opened, *sequences, *context + DECODE_TOKENS + 1)?;
+        for sequences in args.sequences.iter().map(|count| *count as usize) {
+            let decode = Decode::start(&opened, sequences, *context + DECODE_TOKENS + 1)?;
             let mut seconds = Vec::new();
-            for _ in 0..args.runs.max(1) {
-                seconds.push(decode.run(&prompt, *sequences).await?);
+            for _ in 0..args.runs {
+                seconds.push(decode.run(&prompt, sequences).await?);
             }
-            let tokens = *sequences as f64 * f64::from(DECODE_TOKENS);
-            rows.push(row("decode", *sequences, *context, tokens, &seconds));
+            let tokens = sequences as f64 * f64::from(DECODE_TOKENS);
+            rows.push(row("decode", sequences, *context, tokens, &seconds));
             show(args, rows.last())?;
         }
     }
