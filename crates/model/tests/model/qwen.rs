@@ -1,6 +1,6 @@
-//! qwen2.5-coder-0.5b in Q4_K_M, that is Q4_K, Q5_0, Q6_K and Q8_0 in one file, against the committed
-//! reference (transformers, float32, on the dequantised weights). Needs the file that
-//! integration-tests/fetch-qwen.sh fetches, its path in `OASISKV_TEST_QWEN`.
+//! qwen2.5-coder-0.5b in Q4_K_M, that is Q4_K, Q5_0, Q6_K and Q8_0 in one file, against the
+//! committed reference (transformers, float32, on the dequantised weights). Needs the file that
+//! integration-tests/fetch-qwen.sh fetches, its path in `OASISKV_TEST_QWEN`; makes no small models.
 
 use checkpoint::Gguf;
 
