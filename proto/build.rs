@@ -5,8 +5,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["cluster", "plan", "storage", "session"].map(|name| format!("oasiskv/v1/{name}.proto"));
     println!("cargo::rerun-if-changed=oasiskv");
     let descriptors = protox::compile(&files, ["."])?;
-    tonic_prost_build::configure()
-        .bytes(".")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

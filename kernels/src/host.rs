@@ -39,11 +39,7 @@ pub struct HostOptions {
 impl Default for HostOptions {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self {
-            isa: None,
-            threads,
-            huge_pages: HugePages::Auto,
-        }
+        Self { isa: None, threads, huge_pages: HugePages::Auto }
     }
 }
 
@@ -104,10 +100,7 @@ impl<T: Element> HostBuffer<T> {
 
     /// Number of values.
     #[must_use]
-    #[expect(
-        clippy::len_without_is_empty,
-        reason = "a buffer is never asked whether it is empty"
-    )]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never asked whether it is empty")]
     pub fn len(&self) -> usize {
         self.0.as_slice().len()
     }
@@ -139,11 +132,7 @@ impl HostDevice {
         let isa = options.isa.unwrap_or(best);
         let active = isa.activate().ok_or(OpenError::Isa { isa, best })?;
         let pool = Arc::new(Pool::start(options.threads)?);
-        Ok(Self {
-            active,
-            huge_pages: options.huge_pages,
-            pool,
-        })
+        Ok(Self { active, huge_pages: options.huge_pages, pool })
     }
 
     /// The instruction set in use.
@@ -310,20 +299,11 @@ impl Device for HostDevice {
         ids: &[SlotIdx],
         to: &mut [u8],
     ) -> Result<(), DeviceLost> {
-        assert_eq!(
-            to.len(),
-            ids.len() * slots.slot_bytes(),
-            "gather fills its target exactly"
-        );
+        assert_eq!(to.len(), ids.len() * slots.slot_bytes(), "gather fills its target exactly");
         let bytes = slots.slot_bytes();
         let slots = slots.read();
         for (&id, to) in ids.iter().zip(to.chunks_exact_mut(bytes)) {
-            for (to, value) in to
-                .as_chunks_mut::<2>()
-                .0
-                .iter_mut()
-                .zip(slots.view().slot(id))
-            {
+            for (to, value) in to.as_chunks_mut::<2>().0.iter_mut().zip(slots.view().slot(id)) {
                 *to = value.to_le_bytes();
             }
         }
@@ -331,11 +311,7 @@ impl Device for HostDevice {
     }
 
     fn scatter(&self, _stream: &mut HostStream, slots: &SlotArena, from: &[u8], ids: &[SlotIdx]) {
-        assert_eq!(
-            from.len(),
-            ids.len() * slots.slot_bytes(),
-            "scatter uses its source up"
-        );
+        assert_eq!(from.len(), ids.len() * slots.slot_bytes(), "scatter uses its source up");
         let bytes = slots.slot_bytes();
         let mut slots = slots.write();
         for (&id, from) in ids.iter().zip(from.chunks_exact(bytes)) {
@@ -357,13 +333,7 @@ impl Device for HostDevice {
         let logits = &logits.as_slice()[..rows.len() * vocabulary];
         for (logits, (sampling, key)) in logits.chunks_exact(vocabulary).zip(rows) {
             let candidates = &mut stream.candidates;
-            chosen.push(sample::choose(
-                self.active,
-                logits,
-                sampling,
-                *key,
-                candidates,
-            ));
+            chosen.push(sample::choose(self.active, logits, sampling, *key, candidates));
         }
         Ok(())
     }

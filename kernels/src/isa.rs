@@ -94,9 +94,7 @@ impl FromStr for Isa {
 
     fn from_str(text: &str) -> Result<Self, ParseIsaError> {
         let known = Self::ALL.into_iter().find(|isa| isa.name() == text);
-        known.ok_or_else(|| ParseIsaError {
-            given: text.to_owned(),
-        })
+        known.ok_or_else(|| ParseIsaError { given: text.to_owned() })
     }
 }
 

@@ -88,11 +88,7 @@ fn tree_max(mut lanes: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
             let other = lanes[lane + half];
-            lanes[lane] = if lanes[lane] > other {
-                lanes[lane]
-            } else {
-                other
-            };
+            lanes[lane] = if lanes[lane] > other { lanes[lane] } else { other };
         }
     }
     lanes[0]
@@ -132,11 +128,7 @@ pub(crate) fn widened(bits: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
     let bits = u32::from(bits);
     let magnitude = (f32::from_bits((bits & 0x7fff) << 13) * REBIAS).to_bits();
-    let special = if bits & 0x7c00 == 0x7c00 {
-        0xff << 23
-    } else {
-        0
-    };
+    let special = if bits & 0x7c00 == 0x7c00 { 0xff << 23 } else { 0 };
     f32::from_bits(magnitude | special | (bits & 0x8000) << 16)
 }
 
@@ -250,11 +242,7 @@ impl Lanes for PortableLanes {
     #[inline(always)]
     fn shift_exponent(self, exponent: Self) -> Self {
         self.zip(exponent, |value, exponent| {
-            f32::from_bits(
-                value
-                    .to_bits()
-                    .wrapping_add(((exponent as i32) << 23) as u32),
-            )
+            f32::from_bits(value.to_bits().wrapping_add(((exponent as i32) << 23) as u32))
         })
     }
 
@@ -288,10 +276,7 @@ mod tests {
     fn all_half_precision_numbers_are_widened_exactly() {
         for bits in 0..=u16::MAX {
             let (got, want) = (widened(bits), f16::from_bits(bits).to_f32());
-            assert!(
-                got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
-                "{bits}"
-            );
+            assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{bits}");
         }
     }
 
@@ -300,9 +285,7 @@ mod tests {
     fn p1_the_portable_fma_is_rounded_once() {
         let mut state = 1_u64;
         let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 32) as u32
         };
         let equal = |a: f32, b: f32, c: f32| {
@@ -321,15 +304,7 @@ mod tests {
             equal(a, scale, b * scale);
             equal(a * 1e-30, b * 1e-12, f32::from_bits(next() % (1 << 24)));
         }
-        let special = [
-            0.0,
-            -0.0,
-            1.0,
-            f32::MAX,
-            f32::MIN_POSITIVE,
-            f32::INFINITY,
-            f32::NAN,
-        ];
+        let special = [0.0, -0.0, 1.0, f32::MAX, f32::MIN_POSITIVE, f32::INFINITY, f32::NAN];
         for a in special {
             for b in special {
                 for c in special {

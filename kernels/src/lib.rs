@@ -24,10 +24,7 @@
 //!
 //! NEON is not written out: on aarch64 the portable code runs, with the same bits (there
 //! `f32::mul_add` is one instruction, and the compiler vectorises the lanes).
-#![expect(
-    unsafe_code,
-    reason = "SIMD, device memory and the tile pool live here"
-)]
+#![expect(unsafe_code, reason = "SIMD, device memory and the tile pool live here")]
 
 mod device;
 mod host;

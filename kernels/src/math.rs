@@ -24,24 +24,12 @@ const HALF_PI_2: f64 = 6.077_100_506_303_966e-11;
 const HALF_PI_3: f64 = 2.022_266_248_795_950_6e-21;
 
 /// 2^f on [-0.5, 0.5], highest power first (Cephes `exp2f`, Moshier).
-const EXP2_COEFFICIENTS: [f32; 6] = [
-    1.535_336_2e-4,
-    1.339_887_5e-3,
-    9.618_437e-3,
-    5.550_332_3e-2,
-    2.402_264_8e-1,
-    6.931_472e-1,
-];
+const EXP2_COEFFICIENTS: [f32; 6] =
+    [1.535_336_2e-4, 1.339_887_5e-3, 9.618_437e-3, 5.550_332_3e-2, 2.402_264_8e-1, 6.931_472e-1];
 
 /// (e^r - 1 - r) / r^2 on [-ln 2 / 2, ln 2 / 2] (Cephes `expf`).
-const EXP_COEFFICIENTS: [f32; 6] = [
-    1.987_569_1e-4,
-    1.398_199_9e-3,
-    8.333_452e-3,
-    4.166_579_6e-2,
-    1.666_666_5e-1,
-    5e-1,
-];
+const EXP_COEFFICIENTS: [f32; 6] =
+    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1];
 
 #[inline(always)]
 fn polynomial<V: Lanes, const N: usize>(x: V, coefficients: [f32; N]) -> V {
@@ -59,9 +47,7 @@ pub(crate) fn exp2<V: Lanes>(x: V) -> V {
     let whole = clamped.round();
     let fraction = clamped.sub(whole);
     let power = polynomial(fraction, EXP2_COEFFICIENTS).fma(fraction, V::splat(1.0));
-    power
-        .shift_exponent(whole)
-        .zero_where_below(x, V::splat(EXP2_MIN))
+    power.shift_exponent(whole).zero_where_below(x, V::splat(EXP2_MIN))
 }
 
 /// e^x, within 2 units in the last place; 0 below -87, e^88 from 88 on, NaN stays.
@@ -72,12 +58,8 @@ pub(crate) fn exp<V: Lanes>(x: V) -> V {
     let high = whole.fma(V::splat(-LN_2_HIGH), clamped);
     let rest = whole.fma(V::splat(-LN_2_LOW), high);
     let square = rest.mul(rest);
-    let power = polynomial(rest, EXP_COEFFICIENTS)
-        .fma(square, rest)
-        .add(V::splat(1.0));
-    power
-        .shift_exponent(whole)
-        .zero_where_below(x, V::splat(EXP_MIN))
+    let power = polynomial(rest, EXP_COEFFICIENTS).fma(square, rest).add(V::splat(1.0));
+    power.shift_exponent(whole).zero_where_below(x, V::splat(EXP_MIN))
 }
 
 /// x / (1 + e^-x).

@@ -69,14 +69,8 @@ unsafe impl<T: Element> Sync for Region<T> {}
 impl<T: Element> Region<T> {
     pub(crate) fn zeroed(len: usize, pages: HugePages) -> Result<Self, MemoryError> {
         let unit_bytes = size_of::<T>();
-        let too_large = MemoryError::TooLarge {
-            what: "an array",
-            count: len,
-            unit_bytes,
-        };
-        let bytes = len
-            .checked_mul(unit_bytes)
-            .filter(|&bytes| bytes < usize::MAX / 4);
+        let too_large = MemoryError::TooLarge { what: "an array", count: len, unit_bytes };
+        let bytes = len.checked_mul(unit_bytes).filter(|&bytes| bytes < usize::MAX / 4);
         let Some(bytes) = bytes else {
             return Err(too_large);
         };
@@ -104,13 +98,7 @@ impl<T: Element> Region<T> {
         if huge {
             advise_huge(first, bytes.next_multiple_of(HUGE_PAGE_BYTES));
         }
-        Ok(Self {
-            mapping,
-            mapped_bytes,
-            first: first.cast(),
-            len,
-            _owns: PhantomData,
-        })
+        Ok(Self { mapping, mapped_bytes, first: first.cast(), len, _owns: PhantomData })
     }
 
     pub(crate) fn as_slice(&self) -> &[T] {
@@ -143,10 +131,7 @@ fn map(bytes: usize) -> Result<NonNull<u8>, MemoryError> {
     let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
     match NonNull::new(at.cast::<u8>()) {
         Some(mapping) if at != libc::MAP_FAILED => Ok(mapping),
-        _ => Err(MemoryError::Refused {
-            bytes,
-            source: io::Error::last_os_error(),
-        }),
+        _ => Err(MemoryError::Refused { bytes, source: io::Error::last_os_error() }),
     }
 }
 
@@ -166,23 +151,15 @@ mod tests {
 
     #[test]
     fn regions_are_zeroed_aligned_and_writable_to_the_last_element() {
-        for (len, pages) in [
-            (1, HugePages::Auto),
-            (3 << 20, HugePages::Auto),
-            (5, HugePages::Off),
-        ] {
+        for (len, pages) in [(1, HugePages::Auto), (3 << 20, HugePages::Auto), (5, HugePages::Off)]
+        {
             let mut region = Region::<f32>::zeroed(len, pages).unwrap();
             assert!(region.as_slice().iter().all(|&value| value == 0.0));
             assert_eq!(region.as_slice().as_ptr().addr() % 64, 0);
             region.as_mut_slice()[len - 1] = 1.0;
             assert_eq!(region.as_slice()[len - 1], 1.0);
         }
-        assert!(
-            Region::<f32>::zeroed(0, HugePages::Auto)
-                .unwrap()
-                .as_slice()
-                .is_empty()
-        );
+        assert!(Region::<f32>::zeroed(0, HugePages::Auto).unwrap().as_slice().is_empty());
     }
 
     #[test]

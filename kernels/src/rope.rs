@@ -72,13 +72,7 @@ impl RopeTable {
     /// # Errors
     /// When a field of the spec is out of range.
     pub fn try_new(spec: RopeSpec) -> Result<Self, RopeError> {
-        let RopeSpec {
-            head_dim,
-            rotated,
-            theta,
-            positions,
-            ..
-        } = spec;
+        let RopeSpec { head_dim, rotated, theta, positions, .. } = spec;
         if rotated == 0 || rotated % 2 != 0 || rotated > head_dim {
             return Err(RopeError::Rotated { rotated, head_dim });
         }
@@ -90,9 +84,8 @@ impl RopeTable {
         }
         let pairs = rotated / 2;
         let step = math::ln(theta) / pairs as f64;
-        let frequencies: Vec<f64> = (0..pairs)
-            .map(|pair| math::exp_f64(-(pair as f64) * step))
-            .collect();
+        let frequencies: Vec<f64> =
+            (0..pairs).map(|pair| math::exp_f64(-(pair as f64) * step)).collect();
         let mut turns = Vec::with_capacity(positions as usize * pairs);
         for position in 0..positions {
             for frequency in &frequencies {
@@ -111,10 +104,7 @@ impl RopeTable {
 
     /// Rotates every head of a row in place.
     pub(crate) fn rotate(&self, row: &mut [f32], position: u32) {
-        assert!(
-            position < self.spec.positions,
-            "position {position} is beyond the rope table"
-        );
+        assert!(position < self.spec.positions, "position {position} is beyond the rope table");
         let pairs = self.spec.rotated / 2;
         let turns = &self.turns[position as usize * pairs..][..pairs];
         for head in row.chunks_exact_mut(self.spec.head_dim) {
@@ -176,10 +166,7 @@ mod tests {
                     } else {
                         x * angle.sin() + y * angle.cos()
                     };
-                    assert!(
-                        (f64::from(value) - want).abs() < 3e-7,
-                        "{style:?} {position} {at}"
-                    );
+                    assert!((f64::from(value) - want).abs() < 3e-7, "{style:?} {position} {at}");
                 }
             }
         }
@@ -188,33 +175,9 @@ mod tests {
     #[test]
     fn specs_out_of_range_are_refused_by_field() {
         let refused = |spec| RopeTable::try_new(spec).unwrap_err().to_string();
-        assert!(
-            refused(RopeSpec {
-                rotated: 7,
-                ..spec()
-            })
-            .contains("dimension count 7")
-        );
-        assert!(
-            refused(RopeSpec {
-                rotated: 66,
-                ..spec()
-            })
-            .contains("66")
-        );
-        assert!(
-            refused(RopeSpec {
-                theta: f64::NAN,
-                ..spec()
-            })
-            .contains("theta")
-        );
-        assert!(
-            refused(RopeSpec {
-                positions: 0,
-                ..spec()
-            })
-            .contains("context of 0")
-        );
+        assert!(refused(RopeSpec { rotated: 7, ..spec() }).contains("dimension count 7"));
+        assert!(refused(RopeSpec { rotated: 66, ..spec() }).contains("66"));
+        assert!(refused(RopeSpec { theta: f64::NAN, ..spec() }).contains("theta"));
+        assert!(refused(RopeSpec { positions: 0, ..spec() }).contains("context of 0"));
     }
 }

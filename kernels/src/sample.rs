@@ -60,12 +60,7 @@ pub enum SamplingError {
 
 impl Sampling {
     /// Always the best token.
-    pub const GREEDY: Self = Self {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-    };
+    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
 
     /// Checks the ranges; what comes from a request is to be checked once.
     ///
@@ -73,9 +68,7 @@ impl Sampling {
     /// Names the first setting that is out of range.
     pub fn check(self) -> Result<Self, SamplingError> {
         if !(0.0..=100.0).contains(&self.temperature) {
-            return Err(SamplingError::Temperature {
-                value: self.temperature,
-            });
+            return Err(SamplingError::Temperature { value: self.temperature });
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(SamplingError::TopP { value: self.top_p });
@@ -140,10 +133,7 @@ pub(crate) fn choose(
     key: SampleKey,
     scratch: &mut Candidates,
 ) -> Sampled {
-    assert!(
-        !logits.is_empty() && logits.len() <= u32::MAX as usize,
-        "one logit per token"
-    );
+    assert!(!logits.is_empty() && logits.len() <= u32::MAX as usize, "one logit per token");
     let best = argmax(logits);
     let token = if sampling.temperature > 0.0 && logits[best as usize].is_finite() {
         draw(active, logits, best, sampling, key.uniform(), scratch)
@@ -186,8 +176,7 @@ fn exponential_sum_lanes<V: Lanes>(logits: &[f32], best: f32, factor: f32) -> f3
     }
     let mut tail = [f32::NEG_INFINITY; LANES];
     tail[..rest.len()].copy_from_slice(rest);
-    sum.add(math::exp(V::load(&tail).sub(best).mul(factor)))
-        .sum()
+    sum.add(math::exp(V::load(&tail).sub(best).mul(factor))).sum()
 }
 
 /// Weight of a token relative to the best one.
@@ -228,22 +217,14 @@ fn draw(
     let mut sorted = 0;
     weights.clear();
     // With a top_k the mass is that of its candidates, so all of them are needed at once.
-    let mut wanted = if limit < logits.len() {
-        limit
-    } else {
-        PREFIX.min(limit)
-    };
+    let mut wanted = if limit < logits.len() { limit } else { PREFIX.min(limit) };
     loop {
         sort_prefix(logits, order, sorted, wanted);
         for &id in &order[sorted..wanted] {
             weights.push(weight(logits, id, best_logit, factor));
         }
         sorted = wanted;
-        let mass = if limit < logits.len() {
-            weights.iter().sum()
-        } else {
-            all
-        };
+        let mass = if limit < logits.len() { weights.iter().sum() } else { all };
         if let Some(at) = pick(weights, mass, sorted == limit, sampling, uniform) {
             return order[at];
         }
@@ -297,10 +278,5 @@ fn pick(
     }
     // Only rounding can lead here when the list is complete: the last one with any weight.
     let closed = complete || count < weights.len() || !unlimited;
-    closed.then(|| {
-        weights[..count]
-            .iter()
-            .rposition(|&weight| weight > 0.0)
-            .unwrap_or(0)
-    })
+    closed.then(|| weights[..count].iter().rposition(|&weight| weight > 0.0).unwrap_or(0))
 }

@@ -55,11 +55,7 @@ impl SlotArena {
             unit_bytes: slot_bytes(head_dim),
         })?;
         let memory = RwLock::new(Region::zeroed(values, pages)?);
-        Ok(Self {
-            shape,
-            stride,
-            memory,
-        })
+        Ok(Self { shape, stride, memory })
     }
 
     /// What it was made of.
@@ -81,19 +77,11 @@ impl SlotArena {
     }
 
     pub(crate) fn read(&self) -> SlotsRead<'_> {
-        SlotsRead {
-            memory: self.memory.read(),
-            stride: self.stride,
-            shape: self.shape,
-        }
+        SlotsRead { memory: self.memory.read(), stride: self.stride, shape: self.shape }
     }
 
     pub(crate) fn write(&self) -> SlotsWrite<'_> {
-        SlotsWrite {
-            memory: self.memory.write(),
-            stride: self.stride,
-            shape: self.shape,
-        }
+        SlotsWrite { memory: self.memory.write(), stride: self.stride, shape: self.shape }
     }
 }
 
@@ -107,11 +95,7 @@ pub(crate) struct SlotsRead<'a> {
 impl SlotsRead<'_> {
     /// The view that tiles share; it cannot outlive the guard.
     pub(crate) fn view(&self) -> SlotsView<'_> {
-        SlotsView {
-            values: self.memory.as_slice(),
-            stride: self.stride,
-            shape: self.shape,
-        }
+        SlotsView { values: self.memory.as_slice(), stride: self.stride, shape: self.shape }
     }
 }
 
@@ -159,12 +143,7 @@ impl SlotsWrite<'_> {
 /// Ids come from our own allocator, so one out of range is a fault of ours and stops the step.
 #[inline]
 fn check(shape: SlotShape, id: SlotIdx) {
-    assert!(
-        id.0 < shape.count,
-        "slot {} of an arena of {}",
-        id.0,
-        shape.count
-    );
+    assert!(id.0 < shape.count, "slot {} of an arena of {}", id.0, shape.count);
 }
 
 #[cfg(test)]
@@ -174,36 +153,19 @@ mod tests {
     #[test]
     fn a_slot_is_four_kibibytes_at_width_64_and_other_widths_are_checked() {
         assert_eq!(slot_bytes(64), 4096);
-        let arena = SlotArena::try_new(
-            SlotShape {
-                head_dim: 64,
-                count: 3,
-            },
-            HugePages::Off,
-        );
+        let arena = SlotArena::try_new(SlotShape { head_dim: 64, count: 3 }, HugePages::Off);
         assert_eq!(arena.unwrap().bytes(), 3 * 4096);
         for head_dim in [0, 8, 72, 272] {
             let refused = SlotArena::try_new(SlotShape { head_dim, count: 1 }, HugePages::Off);
-            assert!(
-                refused
-                    .unwrap_err()
-                    .to_string()
-                    .contains(&head_dim.to_string())
-            );
+            assert!(refused.unwrap_err().to_string().contains(&head_dim.to_string()));
         }
     }
 
     #[test]
     #[should_panic(expected = "slot 3 of an arena of 3")]
     fn a_slot_out_of_range_stops_the_launch() {
-        let arena = SlotArena::try_new(
-            SlotShape {
-                head_dim: 64,
-                count: 3,
-            },
-            HugePages::Off,
-        )
-        .unwrap();
+        let arena =
+            SlotArena::try_new(SlotShape { head_dim: 64, count: 3 }, HugePages::Off).unwrap();
         let read = arena.read();
         read.view().slot(SlotIdx(3));
     }

@@ -116,34 +116,16 @@ impl PackedWeight {
     /// # Errors
     /// When shape and length do not fit together, a scale is not finite, or memory is short.
     pub fn pack(matrix: Matrix<'_>, pages: HugePages) -> Result<Self, WeightError> {
-        let Matrix {
-            format,
-            n,
-            k,
-            bytes,
-        } = matrix;
+        let Matrix { format, n, k, bytes } = matrix;
         let block = format.block_values();
-        let shape = || WeightError::Shape {
-            format,
-            n,
-            k,
-            block,
-        };
+        let shape = || WeightError::Shape { format, n, k, block };
         if n == 0 || k == 0 || k % block != 0 {
             return Err(shape());
         }
-        let row_bytes = (k / block)
-            .checked_mul(format.block_bytes())
-            .ok_or_else(shape)?;
+        let row_bytes = (k / block).checked_mul(format.block_bytes()).ok_or_else(shape)?;
         let expected = row_bytes.checked_mul(n).ok_or_else(shape)?;
         if bytes.len() != expected {
-            return Err(WeightError::Length {
-                format,
-                n,
-                k,
-                expected,
-                found: bytes.len(),
-            });
+            return Err(WeightError::Length { format, n, k, expected, found: bytes.len() });
         }
         // `expected` fits the address space, so these, at most 16 times as large for a single
         // row, can be counted in usize on any machine that holds the file.
@@ -209,16 +191,8 @@ impl PackedWeight {
     /// # Panics
     /// When `row` is not below the outputs or `out` is not as long as the inputs.
     pub fn dequantise_row(&self, row: usize, out: &mut [f32]) {
-        assert!(
-            row < self.n,
-            "row {row} of a weight with {} outputs",
-            self.n
-        );
-        assert_eq!(
-            out.len(),
-            self.k,
-            "a row of a weight is as long as its inputs"
-        );
+        assert!(row < self.n, "row {row} of a weight with {} outputs", self.n);
+        assert_eq!(out.len(), self.k, "a row of a weight is as long as its inputs");
         let (panel, lane) = (row / LANES, row % LANES);
         if let Some(form) = self.format.code_form() {
             self.dequantise_codes(form, panel, lane, out);
@@ -338,10 +312,7 @@ struct Factors {
 impl Factors {
     fn zeroed(count: usize, full: bool, pages: HugePages) -> Result<Self, MemoryError> {
         let (half, full) = if full { (0, count) } else { (count, 0) };
-        Ok(Self {
-            half: Region::zeroed(half, pages)?,
-            full: Region::zeroed(full, pages)?,
-        })
+        Ok(Self { half: Region::zeroed(half, pages)?, full: Region::zeroed(full, pages)? })
     }
 
     fn bytes(&self) -> usize {
@@ -381,11 +352,7 @@ pub(crate) struct PanelFactors<'a> {
 impl PanelFactors<'_> {
     /// Whether there are `count` in the precision of the form.
     pub(crate) fn fits(self, form: CodeForm, count: usize) -> bool {
-        let len = if form.full {
-            self.full.len()
-        } else {
-            self.half.len()
-        };
+        let len = if form.full { self.full.len() } else { self.half.len() };
         len == count
     }
 

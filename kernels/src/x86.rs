@@ -26,10 +26,7 @@ macro_rules! both {
     ($name:ident, $intrinsic:ident) => {
         #[inline(always)]
         fn $name(self, other: Self) -> Self {
-            Self(
-                op!($intrinsic(self.0, other.0)),
-                op!($intrinsic(self.1, other.1)),
-            )
+            Self(op!($intrinsic(self.0, other.0)), op!($intrinsic(self.1, other.1)))
         }
     };
 }
@@ -138,18 +135,12 @@ impl Lanes for Avx2Lanes {
 
     #[inline(always)]
     fn shift_exponent(self, exponent: Self) -> Self {
-        Self(
-            shift_exponent_8(self.0, exponent.0),
-            shift_exponent_8(self.1, exponent.1),
-        )
+        Self(shift_exponent_8(self.0, exponent.0), shift_exponent_8(self.1, exponent.1))
     }
 
     #[inline(always)]
     fn zero_where_below(self, key: Self, limit: Self) -> Self {
-        Self(
-            zero_below_8(self.0, key.0, limit.0),
-            zero_below_8(self.1, key.1, limit.1),
-        )
+        Self(zero_below_8(self.0, key.0, limit.0), zero_below_8(self.1, key.1, limit.1))
     }
 
     #[inline(always)]

@@ -53,11 +53,8 @@ pub struct InvalidAddress {
 /// # Errors
 /// When `address` is not `host:port`.
 pub fn channel(address: &str, options: &ChannelOptions) -> Result<Channel, InvalidAddress> {
-    let endpoint =
-        Endpoint::from_shared(format!("http://{address}")).map_err(|source| InvalidAddress {
-            address: address.chars().take(80).collect(),
-            source,
-        })?;
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|source| InvalidAddress { address: address.chars().take(80).collect(), source })?;
     Ok(endpoint
         .connect_timeout(options.connect_timeout.into())
         .http2_keep_alive_interval(options.keepalive_interval.into())
@@ -81,11 +78,7 @@ impl Channels {
     /// None yet; at most `peers_max` are kept.
     #[must_use]
     pub fn new(options: ChannelOptions, peers_max: usize) -> Self {
-        Self {
-            options,
-            open: Mutex::new(VecDeque::new()),
-            peers_max: peers_max.max(1),
-        }
+        Self { options, open: Mutex::new(VecDeque::new()), peers_max: peers_max.max(1) }
     }
 
     /// The channel to `address`, made when there is none.
@@ -114,7 +107,10 @@ pub fn with_deadline<T>(message: T, deadline: Span) -> Request<T> {
 }
 
 macro_rules! services {
-    ($($name:ident: $service:ident, $clients:ident $client:ident, $servers:ident $server:ident;)*) => {
+    (
+        $($name:ident: $service:ident, $clients:ident $client:ident,
+            $servers:ident $server:ident;)*
+    ) => {
         /// Clients with the message limit set.
         pub mod client {
             use tonic::transport::Channel;

@@ -141,10 +141,7 @@ impl From<NodeRecord> for v1::NodeRecord {
             control_address: record.control,
             bulk_address: record.bulk,
             numerics_class: record.numerics_class,
-            model_digest: record
-                .model
-                .map(|d| d.0.to_vec().into())
-                .unwrap_or_default(),
+            model_digest: record.model.map(|d| d.0.to_vec().into()).unwrap_or_default(),
             host_domain: record.host.to_string(),
             zone_domain: record.zone.to_string(),
             shards: record.shards.into(),
@@ -160,12 +157,7 @@ impl TryFrom<v1::TierCapacity> for TierCapacity {
         Ok(Self {
             tier: tier("tier", wire.tier)?,
             total: ByteCount(wire.total_bytes),
-            free: ByteCount(read::within(
-                "free_bytes",
-                wire.free_bytes,
-                0,
-                wire.total_bytes,
-            )?),
+            free: ByteCount(read::within("free_bytes", wire.free_bytes, 0, wire.total_bytes)?),
         })
     }
 }
@@ -231,10 +223,7 @@ impl TryFrom<v1::RegisterRequest> for Register {
 
 impl From<Register> for v1::RegisterRequest {
     fn from(register: Register) -> Self {
-        Self {
-            node: Some(register.node.into()),
-            ttl_ms: as_millis(register.ttl),
-        }
+        Self { node: Some(register.node.into()), ttl_ms: as_millis(register.ttl) }
     }
 }
 
@@ -282,9 +271,7 @@ impl TryFrom<v1::KeepAliveResponse> for Span {
 
 impl From<Span> for v1::KeepAliveResponse {
     fn from(ttl: Span) -> Self {
-        Self {
-            ttl_ms: as_millis(ttl),
-        }
+        Self { ttl_ms: as_millis(ttl) }
     }
 }
 
@@ -302,10 +289,7 @@ impl TryFrom<v1::WatchEvent> for WatchEvent {
             },
             v1::watch_event::Change::SnapshotEnd(v1::SnapshotEnd {}) => Change::SnapshotEnd,
         };
-        Ok(Self {
-            revision: Revision(wire.revision),
-            change,
-        })
+        Ok(Self { revision: Revision(wire.revision), change })
     }
 }
 
@@ -319,9 +303,6 @@ impl From<WatchEvent> for v1::WatchEvent {
             }),
             Change::SnapshotEnd => v1::watch_event::Change::SnapshotEnd(v1::SnapshotEnd {}),
         };
-        Self {
-            revision: event.revision.0,
-            change: Some(change),
-        }
+        Self { revision: event.revision.0, change: Some(change) }
     }
 }

@@ -1,9 +1,9 @@
 //! Connections for a gRPC server: bounded in number, without Nagle's delay.
 //!
-//! While the bound is reached new connections wait in the system's backlog (P4). A connection counts
-//! only once it has said the first words of HTTP/2, and is closed when it does not say them soon:
-//! silent ones cannot lock the others out. Nagle's delay would cost each call tens of milliseconds:
-//! tonic writes heads and bodies apart.
+//! While the bound is reached new connections wait in the system's backlog (P4). A connection
+//! counts only once it has said the first words of HTTP/2, and is closed when it does not say them
+//! soon: silent ones cannot lock the others out. Nagle's delay would cost each call tens of
+//! milliseconds: tonic writes heads and bodies apart.
 
 use std::io;
 use std::pin::Pin;
@@ -43,9 +43,7 @@ pub fn incoming(
 ) -> io::Result<impl Stream<Item = io::Result<Connection>>> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let open = Arc::new(Semaphore::new(
-        connections_max.clamp(1, Semaphore::MAX_PERMITS),
-    ));
+    let open = Arc::new(Semaphore::new(connections_max.clamp(1, Semaphore::MAX_PERMITS)));
     let accepted = stream::unfold(listener, |listener| async move {
         let accepted = match listener.accept().await {
             Ok((stream, _)) => Some(stream),
@@ -57,19 +55,13 @@ pub fn incoming(
         };
         Some((accepted, listener))
     });
-    let begun = accepted
-        .filter_map(std::future::ready)
-        .map(begin)
-        .buffer_unordered(SILENT_MAX);
+    let begun = accepted.filter_map(std::future::ready).map(begin).buffer_unordered(SILENT_MAX);
     Ok(begun.filter_map(std::future::ready).then(move |stream| {
         let open = Arc::clone(&open);
         async move {
             let permit = open.acquire_owned().await;
             let permit = permit.expect("the semaphore is never closed");
-            Ok(Connection {
-                stream,
-                _permit: permit,
-            })
+            Ok(Connection { stream, _permit: permit })
         }
     }))
 }

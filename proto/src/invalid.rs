@@ -16,10 +16,7 @@ impl InvalidMessage {
     /// One field of the message at hand.
     #[must_use]
     pub fn new(field: &str, reason: impl Into<String>) -> Self {
-        Self {
-            field: field.to_owned(),
-            reason: reason.into(),
-        }
+        Self { field: field.to_owned(), reason: reason.into() }
     }
 
     /// The same fault, seen from the message that holds this one in `field`.

@@ -16,13 +16,7 @@ mod session;
 pub mod storage;
 
 /// Generated from `oasiskv/v1/*.proto`.
-#[allow(
-    warnings,
-    clippy::all,
-    clippy::restriction,
-    clippy::pedantic,
-    reason = "generated code"
-)]
+#[allow(warnings, clippy::all, clippy::restriction, clippy::pedantic, reason = "generated code")]
 pub mod v1 {
     tonic::include_proto!("oasiskv.v1");
 }

@@ -38,11 +38,7 @@ impl From<AdmitRequest> for v1::AdmitRequest {
             model_digest: request.model.0.to_vec().into(),
             prompt_tokens: request.prompt_tokens,
             max_tokens: request.max_tokens,
-            block_hashes: request
-                .hashes
-                .iter()
-                .map(|hash| hash.0.to_vec().into())
-                .collect(),
+            block_hashes: request.hashes.iter().map(|hash| hash.0.to_vec().into()).collect(),
             policy_digest: request.policy.0.to_vec().into(),
         }
     }
@@ -67,9 +63,7 @@ impl From<Result<Plan, Refused>> for v1::AdmitResponse {
             Ok(plan) => v1::admit_response::Answer::Plan(plan.into()),
             Err(refused) => v1::admit_response::Answer::Refused(refused.into()),
         };
-        Self {
-            answer: Some(answer),
-        }
+        Self { answer: Some(answer) }
     }
 }
 
@@ -175,11 +169,7 @@ impl TryFrom<v1::Refused> for Refused {
                 0 => None,
                 value => Some(tier("tier", value)?),
             },
-            retry_after: wire
-                .retry_after_ms
-                .map(wait)
-                .transpose()?
-                .map(Span::from_millis),
+            retry_after: wire.retry_after_ms.map(wait).transpose()?.map(Span::from_millis),
             detail: read::text("detail", wire.detail, limits::DETAIL_BYTES_MAX)?,
         })
     }
@@ -204,10 +194,9 @@ fn reason(field: &str, value: i32) -> Result<RefuseReason, InvalidMessage> {
         Ok(v1::RefuseReason::Capacity) => Ok(RefuseReason::Capacity),
         Ok(v1::RefuseReason::UnknownModel) => Ok(RefuseReason::UnknownModel),
         Ok(v1::RefuseReason::NotLeader) => Ok(RefuseReason::NotLeader),
-        Ok(v1::RefuseReason::Unspecified) | Err(_) => Err(InvalidMessage::new(
-            field,
-            format!("{value} is no reason to refuse"),
-        )),
+        Ok(v1::RefuseReason::Unspecified) | Err(_) => {
+            Err(InvalidMessage::new(field, format!("{value} is no reason to refuse")))
+        }
     }
 }
 
@@ -233,9 +222,7 @@ impl TryFrom<v1::NodesResponse> for Vec<NodeStatus> {
 
 impl From<Vec<NodeStatus>> for v1::NodesResponse {
     fn from(nodes: Vec<NodeStatus>) -> Self {
-        Self {
-            nodes: nodes.into_iter().map(Into::into).collect(),
-        }
+        Self { nodes: nodes.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -252,9 +239,6 @@ impl TryFrom<v1::NodeStatus> for NodeStatus {
 
 impl From<NodeStatus> for v1::NodeStatus {
     fn from(status: NodeStatus) -> Self {
-        Self {
-            record: Some(status.record.into()),
-            report: status.report.map(Into::into),
-        }
+        Self { record: Some(status.record.into()), report: status.report.map(Into::into) }
     }
 }

@@ -25,9 +25,7 @@ pub(crate) fn optional<W, D>(field: &str, value: Option<W>) -> Read<Option<D>>
 where
     D: TryFrom<W, Error = InvalidMessage>,
 {
-    value
-        .map(|value| D::try_from(value).map_err(|invalid| invalid.within(field)))
-        .transpose()
+    value.map(|value| D::try_from(value).map_err(|invalid| invalid.within(field))).transpose()
 }
 
 /// A field (or one case of a `oneof`) that must be there.
@@ -83,10 +81,7 @@ pub(crate) fn policy(field: &str, bytes: &Bytes) -> Read<PolicyDigest> {
 pub(crate) fn hashes(field: &str, values: &[Bytes], tokens: usize) -> Read<Vec<BlockHash>> {
     let full = tokens / ids::BLOCK_TOKENS;
     if values.len() != full {
-        let reason = format!(
-            "{} hashes, must be {full} for {tokens} tokens",
-            values.len()
-        );
+        let reason = format!("{} hashes, must be {full} for {tokens} tokens", values.len());
         return Err(InvalidMessage::new(field, reason));
     }
     let read = |(index, bytes)| digest(&format!("{field}[{index}]"), bytes).map(BlockHash);
@@ -120,10 +115,7 @@ where
     if value >= min && value <= max {
         return Ok(value);
     }
-    Err(InvalidMessage::new(
-        field,
-        format!("{value} is not within {min} to {max}"),
-    ))
+    Err(InvalidMessage::new(field, format!("{value} is not within {min} to {max}")))
 }
 
 /// A duration of at least 1 ms.
@@ -142,8 +134,7 @@ where
     T: FromStr,
     T::Err: std::fmt::Display,
 {
-    text.parse()
-        .map_err(|error: T::Err| InvalidMessage::new(field, error.to_string()))
+    text.parse().map_err(|error: T::Err| InvalidMessage::new(field, error.to_string()))
 }
 
 /// Text of bounded length.
@@ -163,26 +154,17 @@ pub(crate) fn tenant(field: &str, name: String) -> Read<Tenant> {
 pub(crate) fn address(field: &str, address: String) -> Read<String> {
     let address = text(field, address, limits::ADDRESS_BYTES_MAX)?;
     let ok = address.rsplit_once(':').is_some_and(|(host, port)| {
-        let host_ok = !host.is_empty()
-            && host
-                .chars()
-                .all(|c| c.is_ascii_graphic() && c != '/' && c != '@');
+        let host_ok =
+            !host.is_empty() && host.chars().all(|c| c.is_ascii_graphic() && c != '/' && c != '@');
         host_ok && port.parse::<u16>().is_ok_and(|port| port > 0)
     });
     if !ok {
-        return Err(InvalidMessage::new(
-            field,
-            format!("{address:?} is not host:port"),
-        ));
+        return Err(InvalidMessage::new(field, format!("{address:?} is not host:port")));
     }
     Ok(address)
 }
 
 /// An address that some roles do not have; empty then.
 pub(crate) fn optional_address(field: &str, value: String) -> Read<String> {
-    if value.is_empty() {
-        Ok(value)
-    } else {
-        address(field, value)
-    }
+    if value.is_empty() { Ok(value) } else { address(field, value) }
 }

@@ -45,12 +45,7 @@ impl TryFrom<v1::Prompt> for Prompt {
     type Error = InvalidMessage;
 
     fn try_from(wire: v1::Prompt) -> Result<Self, InvalidMessage> {
-        read::within(
-            "tokens",
-            wire.tokens.len(),
-            1,
-            limits::TOKENS_PER_PROMPT_MAX,
-        )?;
+        read::within("tokens", wire.tokens.len(), 1, limits::TOKENS_PER_PROMPT_MAX)?;
         let hashes = read::hashes("block_hashes", &wire.block_hashes, wire.tokens.len())?;
         Ok(Self {
             tokens: wire.tokens.into_iter().map(TokenId).collect(),
@@ -65,11 +60,7 @@ impl From<Prompt> for v1::Prompt {
         Self {
             tokens: prompt.tokens.iter().map(|token| token.0).collect(),
             root: prompt.root.0.to_vec().into(),
-            block_hashes: prompt
-                .hashes
-                .iter()
-                .map(|hash| hash.0.to_vec().into())
-                .collect(),
+            block_hashes: prompt.hashes.iter().map(|hash| hash.0.to_vec().into()).collect(),
         }
     }
 }
@@ -78,11 +69,7 @@ impl TryFrom<v1::Generation> for Generation {
     type Error = InvalidMessage;
 
     fn try_from(wire: v1::Generation) -> Result<Self, InvalidMessage> {
-        read::bounded(
-            "stop_tokens",
-            wire.stop_tokens.len(),
-            limits::STOP_TOKENS_MAX,
-        )?;
+        read::bounded("stop_tokens", wire.stop_tokens.len(), limits::STOP_TOKENS_MAX)?;
         if wire.top_p <= 0.0 {
             let reason = format!("{} must be above 0 and at most 1", wire.top_p);
             return Err(InvalidMessage::new("top_p", reason));
@@ -132,10 +119,9 @@ impl TryFrom<v1::GenerateEvent> for StreamItem {
         use v1::generate_event::Item;
         Ok(match read::present("item", wire.item)? {
             Item::Started(v1::Started { cached_tokens }) => Self::Started { cached_tokens },
-            Item::Token(v1::Token { token, logprob }) => Self::Token {
-                token: TokenId(token),
-                logprob,
-            },
+            Item::Token(v1::Token { token, logprob }) => {
+                Self::Token { token: TokenId(token), logprob }
+            }
             Item::Finished(finished) => Self::Finished {
                 finish: finish("finished.reason", finished.reason)?,
                 ledger: Box::new(
@@ -152,10 +138,9 @@ impl From<StreamItem> for v1::GenerateEvent {
         use v1::generate_event::Item;
         let item = match item {
             StreamItem::Started { cached_tokens } => Item::Started(v1::Started { cached_tokens }),
-            StreamItem::Token { token, logprob } => Item::Token(v1::Token {
-                token: token.0,
-                logprob,
-            }),
+            StreamItem::Token { token, logprob } => {
+                Item::Token(v1::Token { token: token.0, logprob })
+            }
             StreamItem::Finished { finish, ledger } => Item::Finished(v1::Finished {
                 reason: v1::FinishReason::from(finish).into(),
                 ledger: Some((*ledger).into()),
@@ -171,10 +156,9 @@ fn finish(field: &str, value: i32) -> Result<Finish, InvalidMessage> {
         Ok(v1::FinishReason::Stop) => Ok(Finish::Stop),
         Ok(v1::FinishReason::Length) => Ok(Finish::Length),
         Ok(v1::FinishReason::Abort) => Ok(Finish::Abort),
-        Ok(v1::FinishReason::Unspecified) | Err(_) => Err(InvalidMessage::new(
-            field,
-            format!("{value} is no reason to finish"),
-        )),
+        Ok(v1::FinishReason::Unspecified) | Err(_) => {
+            Err(InvalidMessage::new(field, format!("{value} is no reason to finish")))
+        }
     }
 }
 
@@ -224,10 +208,7 @@ impl From<Ledger> for v1::Ledger {
             decode_ns: ledger.decode.0,
             moved: ledger.moved.into_iter().map(Into::into).collect(),
             replica_reads: ledger.replica_reads,
-            logits_digest: ledger
-                .logits_digest
-                .map(|d| d.to_vec().into())
-                .unwrap_or_default(),
+            logits_digest: ledger.logits_digest.map(|d| d.to_vec().into()).unwrap_or_default(),
         }
     }
 }
@@ -259,15 +240,11 @@ impl TryFrom<v1::PrefillRequest> for PrefillRequest {
 
     fn try_from(wire: v1::PrefillRequest) -> Result<Self, InvalidMessage> {
         read::bounded("home_grants", wire.home_grants.len(), limits::NODES_MAX)?;
-        let home_grants = wire
-            .home_grants
-            .into_iter()
-            .enumerate()
-            .map(|(index, granted)| {
-                let at = |invalid: InvalidMessage| invalid.within_at("home_grants", index);
-                let node = read::name("node", &granted.node).map_err(at)?;
-                Ok((node, read::message("grant", granted.grant).map_err(at)?))
-            });
+        let home_grants = wire.home_grants.into_iter().enumerate().map(|(index, granted)| {
+            let at = |invalid: InvalidMessage| invalid.within_at("home_grants", index);
+            let node = read::name("node", &granted.node).map_err(at)?;
+            Ok((node, read::message("grant", granted.grant).map_err(at)?))
+        });
         Ok(Self {
             home_grants: home_grants.collect::<Result<_, InvalidMessage>>()?,
             plan: read::message("plan", wire.plan)?,
@@ -331,20 +308,14 @@ impl TryFrom<v1::SealedBlock> for SealedBlock {
         let receipt: remote::BlockReceipt = read::message("receipt", wire.receipt)?;
         let at: remote::LocatedBlock = read::message("at", wire.at)?;
         if at.key != receipt.key || at.shard != receipt.shard {
-            return Err(InvalidMessage::new(
-                "at.key",
-                "not the block of the receipt",
-            ));
+            return Err(InvalidMessage::new("at.key", "not the block of the receipt"));
         }
         if at.slices.len() != receipt.checksums.len() {
             let (slots, checksums) = (at.slices.len(), receipt.checksums.len());
             let reason = format!("{slots} entries, must be {checksums} as in receipt.checksums");
             return Err(InvalidMessage::new("at.slots", reason));
         }
-        Ok(Self {
-            receipt,
-            at: at.slices,
-        })
+        Ok(Self { receipt, at: at.slices })
     }
 }
 
@@ -355,10 +326,7 @@ impl From<SealedBlock> for v1::SealedBlock {
             shard: sealed.receipt.shard,
             slices: sealed.at,
         };
-        Self {
-            receipt: Some(sealed.receipt.into()),
-            at: Some(at.into()),
-        }
+        Self { receipt: Some(sealed.receipt.into()), at: Some(at.into()) }
     }
 }
 
@@ -382,30 +350,20 @@ impl TryFrom<v1::Copied> for Copied {
 
     fn try_from(wire: v1::Copied) -> Result<Self, InvalidMessage> {
         let moved = read::list("moved", wire.moved, limits::MOVED_MAX)?;
-        Ok(Self {
-            moved,
-            blocks: wire.blocks,
-        })
+        Ok(Self { moved, blocks: wire.blocks })
     }
 }
 
 impl From<Copied> for v1::Copied {
     fn from(copied: Copied) -> Self {
         let moved = copied.moved.into_iter().map(Into::into).collect();
-        Self {
-            moved,
-            blocks: copied.blocks,
-        }
+        Self { moved, blocks: copied.blocks }
     }
 }
 
 impl From<Handover> for v1::Handover {
     fn from(handover: Handover) -> Self {
-        let hidden: Vec<u8> = handover
-            .last_hidden
-            .iter()
-            .flat_map(|x| x.to_le_bytes())
-            .collect();
+        let hidden: Vec<u8> = handover.last_hidden.iter().flat_map(|x| x.to_le_bytes()).collect();
         Self {
             tail: handover.tail.map(Into::into),
             last_hidden: hidden.into(),
@@ -422,16 +380,10 @@ fn floats(field: &str, bytes: &Bytes) -> Result<Arc<[f32]>, InvalidMessage> {
     let (values, rest) = bytes.as_chunks::<4>();
     if values.is_empty() || !rest.is_empty() || values.len() > limits::MODEL_WIDTH_MAX {
         let most = limits::MODEL_WIDTH_MAX * 4;
-        let reason = format!(
-            "{} bytes, must be a multiple of 4 up to {most}",
-            bytes.len()
-        );
+        let reason = format!("{} bytes, must be a multiple of 4 up to {most}", bytes.len());
         return Err(InvalidMessage::new(field, reason));
     }
-    let values: Arc<[f32]> = values
-        .iter()
-        .map(|value| f32::from_le_bytes(*value))
-        .collect();
+    let values: Arc<[f32]> = values.iter().map(|value| f32::from_le_bytes(*value)).collect();
     if !values.iter().all(|value| value.is_finite()) {
         return Err(InvalidMessage::new(field, "a value is not finite"));
     }

@@ -154,9 +154,7 @@ impl From<Result<Granted, ReserveRefused>> for v1::ReserveResponse {
             Ok(granted) => v1::reserve_response::Answer::Granted(granted.into()),
             Err(refused) => v1::reserve_response::Answer::Refused(refused.into()),
         };
-        Self {
-            answer: Some(answer),
-        }
+        Self { answer: Some(answer) }
     }
 }
 
@@ -173,10 +171,7 @@ impl TryFrom<v1::Granted> for Granted {
 
 impl From<Granted> for v1::Granted {
     fn from(granted: Granted) -> Self {
-        Self {
-            grant: Some(granted.grant.into()),
-            lease_ms: as_millis(granted.lease),
-        }
+        Self { grant: Some(granted.grant.into()), lease_ms: as_millis(granted.lease) }
     }
 }
 
@@ -207,9 +202,7 @@ impl From<ReserveRefused> for v1::ReserveRefused {
             }
             ReserveRefused::Draining => Reason::Draining(v1::Draining {}),
         };
-        Self {
-            reason: Some(reason),
-        }
+        Self { reason: Some(reason) }
     }
 }
 
@@ -226,10 +219,7 @@ impl TryFrom<v1::ExtendRequest> for Extend {
 
 impl From<Extend> for v1::ExtendRequest {
     fn from(extend: Extend) -> Self {
-        Self {
-            grant: Some(extend.grant.into()),
-            lease_ms: as_millis(extend.lease),
-        }
+        Self { grant: Some(extend.grant.into()), lease_ms: as_millis(extend.lease) }
     }
 }
 
@@ -243,9 +233,7 @@ impl TryFrom<v1::ExtendResponse> for Span {
 
 impl From<Span> for v1::ExtendResponse {
     fn from(lease: Span) -> Self {
-        Self {
-            lease_ms: as_millis(lease),
-        }
+        Self { lease_ms: as_millis(lease) }
     }
 }
 
@@ -262,10 +250,7 @@ impl TryFrom<v1::ReleaseRequest> for Release {
 
 impl From<Release> for v1::ReleaseRequest {
     fn from(release: Release) -> Self {
-        Self {
-            session: read::session_bytes(release.session),
-            epoch: release.epoch.0,
-        }
+        Self { session: read::session_bytes(release.session), epoch: release.epoch.0 }
     }
 }
 
@@ -273,19 +258,13 @@ impl TryFrom<v1::BlockKey> for BlockKey {
     type Error = InvalidMessage;
 
     fn try_from(wire: v1::BlockKey) -> Result<Self, InvalidMessage> {
-        Ok(Self {
-            hash: BlockHash(read::digest("hash", &wire.hash)?),
-            generation: wire.generation,
-        })
+        Ok(Self { hash: BlockHash(read::digest("hash", &wire.hash)?), generation: wire.generation })
     }
 }
 
 impl From<BlockKey> for v1::BlockKey {
     fn from(key: BlockKey) -> Self {
-        Self {
-            hash: key.hash.0.to_vec().into(),
-            generation: key.generation,
-        }
+        Self { hash: key.hash.0.to_vec().into(), generation: key.generation }
     }
 }
 
@@ -312,11 +291,7 @@ impl From<BlockReceipt> for v1::BlockReceipt {
             index: receipt.index.0,
             shard: receipt.shard.0.into(),
             tokens: receipt.tokens.into(),
-            checksums: receipt
-                .checksums
-                .iter()
-                .map(|checksum| checksum.0)
-                .collect(),
+            checksums: receipt.checksums.iter().map(|checksum| checksum.0).collect(),
         }
     }
 }
@@ -351,11 +326,7 @@ impl From<LocatedBlock> for v1::LocatedBlock {
             key: Some(located.key.into()),
             shard: located.shard.0.into(),
             slots: located.slices.iter().map(|slice| slice.slot).collect(),
-            generations: located
-                .slices
-                .iter()
-                .map(|slice| slice.generation)
-                .collect(),
+            generations: located.slices.iter().map(|slice| slice.generation).collect(),
         }
     }
 }

@@ -90,13 +90,8 @@ impl ModelCache {
         let dir = self.model_dir(alias);
         create_dir(&dir).map_err(LockFailure::Io)?;
         let path = dir.join(".lock");
-        let io = |source| {
-            LockFailure::Io(CacheError {
-                action: "lock",
-                path: path.clone(),
-                source,
-            })
-        };
+        let io =
+            |source| LockFailure::Io(CacheError { action: "lock", path: path.clone(), source });
         let options = File::options().create(true).append(true).open(&path);
         let file = options.map_err(io)?;
         let mut waited = Duration::ZERO;
@@ -140,11 +135,9 @@ impl Locked {
     fn clear_staging(&self) -> Result<(), CacheError> {
         let path = self.dir.join(".staging");
         match std::fs::remove_dir_all(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(CacheError {
-                action: "remove leftovers in",
-                path,
-                source: error,
-            }),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(CacheError { action: "remove leftovers in", path, source: error })
+            }
             _ => Ok(()),
         }
     }
@@ -246,16 +239,10 @@ impl Proof {
     }
 
     fn try_store(&self, proof: &Path) -> Result<(), CacheError> {
-        let dir = proof
-            .parent()
-            .expect("proofs lie in a directory of the cache");
+        let dir = proof.parent().expect("proofs lie in a directory of the cache");
         create_dir(dir)?;
         let temporary = proof.with_extension("ok.new");
-        let io = |source| CacheError {
-            action: "write",
-            path: temporary.clone(),
-            source,
-        };
+        let io = |source| CacheError { action: "write", path: temporary.clone(), source };
         let text = format!(
             "bytes {}\nmtime_ns {}\nctime_ns {}\nsha256 {}\nsource {}\n",
             self.bytes, self.mtime_ns, self.ctime_ns, self.sha256, self.source
@@ -288,9 +275,5 @@ fn create_dir(path: &Path) -> Result<(), CacheError> {
 
 fn sync_dir(path: &Path) -> Result<(), CacheError> {
     let synced = File::open(path).and_then(|dir| dir.sync_all());
-    synced.map_err(|source| CacheError {
-        action: "sync",
-        path: path.to_owned(),
-        source,
-    })
+    synced.map_err(|source| CacheError { action: "sync", path: path.to_owned(), source })
 }

@@ -123,15 +123,10 @@ pub fn verify(
     let locked = lock(alias, config, progress)?;
     match cached(alias, &locked, config, Trust::HashAgain, progress)? {
         Cached::Good(resolved) => Ok(resolved),
-        Cached::Damaged { found } => Err(ResolveError::Digest {
-            path,
-            expected: alias.digest(),
-            found,
-        }),
-        Cached::Absent => Err(ResolveError::NotFetched {
-            alias: alias.name,
-            path,
-        }),
+        Cached::Damaged { found } => {
+            Err(ResolveError::Digest { path, expected: alias.digest(), found })
+        }
+        Cached::Absent => Err(ResolveError::NotFetched { alias: alias.name, path }),
     }
 }
 
@@ -148,9 +143,7 @@ fn named(spec: &str) -> Result<Named<'_>, ResolveError> {
     if looks_like_path || Path::new(spec).is_file() {
         return Ok(Named::Path(Path::new(spec)));
     }
-    Err(ResolveError::UnknownAlias {
-        spec: spec.chars().take(80).collect(),
-    })
+    Err(ResolveError::UnknownAlias { spec: spec.chars().take(80).collect() })
 }
 
 fn local(
@@ -159,10 +152,7 @@ fn local(
     trust: Trust,
     progress: &mut dyn Progress,
 ) -> Result<Resolved, ResolveError> {
-    let unreadable = |source| ResolveError::Unreadable {
-        path: path.to_owned(),
-        source,
-    };
+    let unreadable = |source| ResolveError::Unreadable { path: path.to_owned(), source };
     let canonical = path.canonicalize().map_err(unreadable)?;
     if !canonical.is_file() {
         return Err(ResolveError::NotAFile { path: canonical });
@@ -194,18 +184,11 @@ fn local(
 
 /// Hashes a file that must not change meanwhile.
 fn hash(path: &Path, source: &Source, progress: &mut dyn Progress) -> Result<Proof, ResolveError> {
-    let unreadable = |source| ResolveError::Unreadable {
-        path: path.to_owned(),
-        source,
-    };
+    let unreadable = |source| ResolveError::Unreadable { path: path.to_owned(), source };
     let before = Proof::of(path, ModelDigest([0; 32]), source.to_string()).map_err(unreadable)?;
     let hashed = sha256_file(path, progress).map_err(unreadable)?;
     let (_, digest) = hashed.ok_or(ResolveError::Cancelled)?;
-    before
-        .with_digest(path, digest)
-        .ok_or_else(|| ResolveError::Changed {
-            path: path.to_owned(),
-        })
+    before.with_digest(path, digest).ok_or_else(|| ResolveError::Changed { path: path.to_owned() })
 }
 
 fn lock(
@@ -213,9 +196,7 @@ fn lock(
     config: &FetchConfig,
     progress: &mut dyn Progress,
 ) -> Result<Locked, ResolveError> {
-    let locked = config
-        .cache
-        .lock(alias.name, config.lock_wait_max, progress);
+    let locked = config.cache.lock(alias.name, config.lock_wait_max, progress);
     locked.map_err(|failure| match failure {
         LockFailure::Io(error) => ResolveError::Cache(error),
         LockFailure::Busy(path) => ResolveError::Busy { path },
@@ -262,9 +243,7 @@ fn cached(
     }
     let proof = hash(&path, &source, progress)?;
     if proof.sha256 != alias.digest() {
-        return Ok(Cached::Damaged {
-            found: proof.sha256,
-        });
+        return Ok(Cached::Damaged { found: proof.sha256 });
     }
     proof.store(&proof_beside(&path));
     Ok(good(proof.sha256, proof.bytes, source))
@@ -297,10 +276,7 @@ fn resolve_alias(
             }
         }
     }
-    Err(ResolveError::NoSource {
-        alias: alias.name.to_owned(),
-        attempts,
-    })
+    Err(ResolveError::NoSource { alias: alias.name.to_owned(), attempts })
 }
 
 fn fetch(
@@ -348,11 +324,7 @@ fn require_space(dir: &Path, needed: u64) -> Result<(), SourceError> {
     if free >= needed {
         return Ok(());
     }
-    Err(SourceError::NoSpace {
-        path: dir.to_owned(),
-        needed,
-        free,
-    })
+    Err(SourceError::NoSpace { path: dir.to_owned(), needed, free })
 }
 
 /// Writes `body` to `staged`, syncs it, and checks size and digest against the alias.
@@ -372,22 +344,15 @@ fn receive(
         CopyError::Cancelled => SourceError::Cancelled,
         CopyError::Read(source) => SourceError::Interrupted { source },
         CopyError::Write(error) => failed(error),
-        CopyError::TooLong => SourceError::Size {
-            expected: alias.bytes,
-            found: format!("more than {}", alias.bytes),
-        },
+        CopyError::TooLong => {
+            SourceError::Size { expected: alias.bytes, found: format!("more than {}", alias.bytes) }
+        }
     })?;
     if bytes != alias.bytes {
-        return Err(SourceError::Size {
-            expected: alias.bytes,
-            found: bytes.to_string(),
-        });
+        return Err(SourceError::Size { expected: alias.bytes, found: bytes.to_string() });
     }
     if found != alias.digest() {
-        return Err(SourceError::Digest {
-            expected: alias.digest(),
-            found,
-        });
+        return Err(SourceError::Digest { expected: alias.digest(), found });
     }
     file.sync_all().map_err(failed)
 }
@@ -397,14 +362,8 @@ fn write_failed(path: &Path, needed: u64, error: std::io::Error) -> SourceError 
         return SourceError::NoSpace {
             path: path.to_owned(),
             needed,
-            free: path
-                .parent()
-                .map_or(0, |dir| free_space(dir).map_or(0, |free| free.0)),
+            free: path.parent().map_or(0, |dir| free_space(dir).map_or(0, |free| free.0)),
         };
     }
-    SourceError::Cache(CacheError {
-        action: "write",
-        path: path.to_owned(),
-        source: error,
-    })
+    SourceError::Cache(CacheError { action: "write", path: path.to_owned(), source: error })
 }

@@ -50,26 +50,16 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open`].
     pub fn open_with(path: &Path, limits: &Limits) -> Result<Self, GgufError> {
-        let io = |source| GgufError::Open {
-            path: path.to_owned(),
-            source,
-        };
+        let io = |source| GgufError::Open { path: path.to_owned(), source };
         let file = File::open(path).map_err(io)?;
         let meta = file.metadata().map_err(io)?;
         if !meta.is_file() {
-            return Err(GgufError::NotAFile {
-                path: path.to_owned(),
-            });
+            return Err(GgufError::NotAFile { path: path.to_owned() });
         }
         let header = Header::parse(std::io::BufReader::new(&file), meta.len(), limits)?;
         let names = header.tensors.iter().enumerate();
         let by_name = names.map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            header,
-            by_name,
-        })
+        Ok(Self { file, path: path.to_owned(), header, by_name })
     }
 
     /// The path it was opened from.
@@ -102,10 +92,7 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::TensorMissing`] if the file has no tensor of that name.
     pub fn tensor(&self, name: &str) -> Result<&TensorInfo, GgufError> {
-        self.find_tensor(name)
-            .ok_or_else(|| GgufError::TensorMissing {
-                name: name.to_owned(),
-            })
+        self.find_tensor(name).ok_or_else(|| GgufError::TensorMissing { name: name.to_owned() })
     }
 
     /// All bytes of one tensor, as stored (quantised blocks in row order).
@@ -114,10 +101,8 @@ impl Gguf {
     /// The tensor is missing, or the file can no longer be read at that place.
     pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>, GgufError> {
         let tensor = self.tensor(name)?;
-        let too_large = |_| GgufError::TooLargeForHost {
-            name: name.to_owned(),
-            bytes: tensor.bytes,
-        };
+        let too_large =
+            |_| GgufError::TooLargeForHost { name: name.to_owned(), bytes: tensor.bytes };
         let bytes = usize::try_from(tensor.bytes).map_err(too_large)?;
         let mut out = vec![0; bytes];
         self.read_tensor_at(name, 0, &mut out)?;
@@ -140,12 +125,10 @@ impl Gguf {
             });
         }
         let start = self.header.data_start + tensor.offset;
-        self.file
-            .read_exact_at(out, start + at)
-            .map_err(|source| GgufError::ReadTensor {
-                name: name.to_owned(),
-                path: self.path.clone(),
-                source,
-            })
+        self.file.read_exact_at(out, start + at).map_err(|source| GgufError::ReadTensor {
+            name: name.to_owned(),
+            path: self.path.clone(),
+            source,
+        })
     }
 }

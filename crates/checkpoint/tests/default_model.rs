@@ -17,20 +17,14 @@ fn default_model_is_fetched_verified_and_readable() {
     assert!(!first.cached);
     let second = resolve(DEFAULT_ALIAS, &config, &mut Silent).unwrap();
     assert_eq!(second.digest, first.digest);
-    assert_eq!(
-        second.source, first.source,
-        "the proof remembers where it came from"
-    );
+    assert_eq!(second.source, first.source, "the proof remembers where it came from");
     assert!(second.cached);
     let third = verify(DEFAULT_ALIAS, &config, &mut Silent).unwrap();
     assert_eq!(third, second);
     let gguf = Gguf::open(&third.path).unwrap();
     assert_eq!(gguf.metadata().u32("llama.block_count").unwrap(), 30);
     let embedding = gguf.tensor("token_embd.weight").unwrap();
-    assert_eq!(
-        (embedding.ty, embedding.shape.as_slice()),
-        (GgmlType::Q8_0, &[576, 49152][..])
-    );
+    assert_eq!((embedding.ty, embedding.shape.as_slice()), (GgmlType::Q8_0, &[576, 49152][..]));
     let bytes = gguf.read_tensor("token_embd.weight").unwrap();
     assert_eq!(bytes.len(), 49152 * 576 / 32 * 34);
 }

@@ -58,9 +58,7 @@ impl Counters {
     pub(crate) fn try_come(&self, most: usize) -> bool {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
         let more = |waiting: u32| (waiting < most).then_some(waiting + 1);
-        self.waiting
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .is_ok()
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// One that was in the batch waits again.
@@ -73,10 +71,7 @@ impl Counters {
     }
 
     pub(crate) fn set_running(&self, running: usize) {
-        self.running.store(
-            u32::try_from(running).unwrap_or(u32::MAX),
-            Ordering::Relaxed,
-        );
+        self.running.store(u32::try_from(running).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     pub(crate) fn stop(&self) {

@@ -146,17 +146,9 @@ impl DecodeEngine {
             counters: Arc::clone(&counters),
             stopping: Arc::clone(&stopping),
         };
-        let thread = std::thread::Builder::new()
-            .name("decode-loop".into())
-            .spawn(move || state.run())?;
-        Ok(Self {
-            commands,
-            counters,
-            options,
-            fit,
-            stopping,
-            thread: Some(thread),
-        })
+        let thread =
+            std::thread::Builder::new().name("decode-loop".into()).spawn(move || state.run())?;
+        Ok(Self { commands, counters, options, fit, stopping, thread: Some(thread) })
     }
 
     /// Hands a sequence to the loop.
@@ -175,11 +167,7 @@ impl DecodeEngine {
         let cancelled = Arc::new(AtomicBool::new(false));
         let sequence = Sequence::new(admission, sender, Arc::clone(&cancelled));
         match self.commands.try_send(Command::Admit(Box::new(sequence))) {
-            Ok(()) => Ok(SequenceHandle {
-                items,
-                cancelled,
-                commands: self.commands.clone(),
-            }),
+            Ok(()) => Ok(SequenceHandle { items, cancelled, commands: self.commands.clone() }),
             Err(error) => {
                 self.counters.went();
                 Err(match error {

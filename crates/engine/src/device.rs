@@ -95,10 +95,7 @@ impl<D: Device> DeviceKv<D> {
         let slot = kernels::slot_bytes(head_dim) as u64;
         let block = ByteCount(slot * shape.slices() as u64);
         if bytes < block {
-            return Err(DeviceKvError::TooSmall {
-                given: bytes,
-                block,
-            });
+            return Err(DeviceKvError::TooSmall { given: bytes, block });
         }
         let count = u32::try_from(bytes.0 / slot).unwrap_or(u32::MAX);
         Ok(Self(Arc::new(Memory {
@@ -161,9 +158,7 @@ impl<D: Device> DeviceKv<D> {
         let wanted = self.0.shape.slices();
         let count = u32::try_from(wanted).unwrap_or(u32::MAX);
         let left = reservation.left();
-        let leases = reservation
-            .take_many(count)
-            .ok_or(LoadError::Reservation { wanted, left })?;
+        let leases = reservation.take_many(count).ok_or(LoadError::Reservation { wanted, left })?;
         let mut block =
             FillingBlock::try_new(self.0.shape, leases).expect("one lease per slice was taken");
         for token in tokens {
@@ -172,9 +167,7 @@ impl<D: Device> DeviceKv<D> {
         let slots: Vec<SlotIdx> = block.slots().collect();
         self.scatter(&slots, slices)?;
         let block = block.seal(key).expect("16 tokens were pushed");
-        table
-            .push_sealed(Arc::new(block))
-            .map_err(|_| LoadError::Order)
+        table.push_sealed(Arc::new(block)).map_err(|_| LoadError::Order)
     }
 
     /// Brings the open block of a prompt onto the device: `tokens` are its 1 to 15 tokens.
@@ -197,9 +190,7 @@ impl<D: Device> DeviceKv<D> {
             return Err(LoadError::Tokens { got });
         }
         let (wanted, left) = (self.0.shape.slices(), reservation.left());
-        table
-            .append(tokens, reservation)
-            .map_err(|_| LoadError::Reservation { wanted, left })?;
+        table.append(tokens, reservation).map_err(|_| LoadError::Reservation { wanted, left })?;
         let open = table.filling().last().expect("tokens were appended");
         let slots: Vec<SlotIdx> = open.slots().collect();
         self.scatter(&slots, slices)
@@ -211,12 +202,7 @@ impl<D: Device> DeviceKv<D> {
         slots: &[SlotIdx],
         slices: &mut [S],
     ) -> Result<(), DeviceLost> {
-        let Memory {
-            device,
-            copies,
-            slots: memory,
-            ..
-        } = &*self.0;
+        let Memory { device, copies, slots: memory, .. } = &*self.0;
         let mut stream = copies.lock();
         for (slot, slice) in slots.iter().zip(slices) {
             device.gather(&mut stream, memory, std::slice::from_ref(slot), slice)?;
@@ -231,12 +217,7 @@ impl<D: Device> DeviceKv<D> {
         slots: &[SlotIdx],
         slices: &[S],
     ) -> Result<(), LoadError> {
-        let Memory {
-            device,
-            copies,
-            slots: memory,
-            ..
-        } = &*self.0;
+        let Memory { device, copies, slots: memory, .. } = &*self.0;
         let mut stream = copies.lock();
         for (slot, slice) in slots.iter().zip(slices) {
             device.scatter(&mut stream, memory, slice, std::slice::from_ref(slot));
@@ -246,11 +227,7 @@ impl<D: Device> DeviceKv<D> {
 
     fn check_count(&self, got: usize) -> Result<(), LoadError> {
         let wanted = self.0.shape.slices();
-        if got == wanted {
-            Ok(())
-        } else {
-            Err(LoadError::Slices { wanted, got })
-        }
+        if got == wanted { Ok(()) } else { Err(LoadError::Slices { wanted, got }) }
     }
 }
 
@@ -265,9 +242,6 @@ impl Chain {
     /// Identity of the next dense block, and the chain behind it.
     pub(crate) fn next(&mut self, tokens: &[TokenId; BLOCK_TOKENS]) -> BlockKey {
         self.parent = BlockHashes::from_root(self.parent, tokens)[0];
-        BlockKey {
-            hash: self.parent,
-            generation: 0,
-        }
+        BlockKey { hash: self.parent, generation: 0 }
     }
 }

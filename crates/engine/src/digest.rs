@@ -5,9 +5,7 @@ pub struct LogitsDigest(blake3::Hasher);
 
 impl Default for LogitsDigest {
     fn default() -> Self {
-        Self(blake3::Hasher::new_derive_key(
-            "oasiskv 2026-11 logits digest v1",
-        ))
+        Self(blake3::Hasher::new_derive_key("oasiskv 2026-11 logits digest v1"))
     }
 }
 

@@ -50,10 +50,8 @@ impl Fit {
         if (1..=self.context).contains(&tokens) {
             return Ok(());
         }
-        let problem = format!(
-            "{tokens} tokens are to be run, the model takes 1..={}",
-            self.context
-        );
+        let problem =
+            format!("{tokens} tokens are to be run, the model takes 1..={}", self.context);
         Err(unfit(field, problem))
     }
 
@@ -76,11 +74,7 @@ impl Fit {
             return Err(unfit("cached", problem));
         }
         let blocks = blocks_for(length);
-        at_least(
-            "reservation",
-            job.reservation.left() as usize,
-            self.slots(blocks),
-        )?;
+        at_least("reservation", job.reservation.left() as usize, self.slots(blocks))?;
         at_least("host", job.host.len(), self.slots(blocks - cached))
     }
 
@@ -105,10 +99,6 @@ impl Fit {
         let all = prompt.saturating_add(run);
         self.length("max_tokens", all)?;
         let more = blocks_for(all) - table.block_count();
-        at_least(
-            "reservation",
-            admission.reservation.left() as usize,
-            self.slots(more),
-        )
+        at_least("reservation", admission.reservation.left() as usize, self.slots(more))
     }
 }

@@ -131,10 +131,7 @@ impl PrefillEngine {
         let (commands, inbox) = sync_channel(options.waiting_max.get());
         let counters = Arc::new(Counters::default());
         let stopping = Arc::new(AtomicBool::new(false));
-        let shape = ScratchShape {
-            rows: options.chunk_tokens.get(),
-            logit_rows: 0,
-        };
+        let shape = ScratchShape { rows: options.chunk_tokens.get(), logit_rows: 0 };
         let scratch = model.scratch(shape)?;
         let fit = Fit::of(&model);
         let mut state = Loop {
@@ -151,17 +148,9 @@ impl PrefillEngine {
             },
             stopping: Arc::clone(&stopping),
         };
-        let thread = std::thread::Builder::new()
-            .name("prefill-loop".into())
-            .spawn(move || state.run())?;
-        Ok(Self {
-            commands,
-            counters,
-            options,
-            fit,
-            stopping,
-            thread: Some(thread),
-        })
+        let thread =
+            std::thread::Builder::new().name("prefill-loop".into()).spawn(move || state.run())?;
+        Ok(Self { commands, counters, options, fit, stopping, thread: Some(thread) })
     }
 
     /// How many blocks of a found prefix a prompt of `tokens` tokens may skip: all but those that

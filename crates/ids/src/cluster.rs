@@ -18,10 +18,7 @@ fn label(what: &'static str, text: &str) -> Result<Arc<str>, InvalidName> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let ok = (1..=63).contains(&text.len()) && text.chars().all(allowed) && !text.starts_with('-');
     if !ok {
-        return Err(InvalidName {
-            what,
-            name: text.chars().take(80).collect(),
-        });
+        return Err(InvalidName { what, name: text.chars().take(80).collect() });
     }
     Ok(Arc::from(text))
 }
@@ -98,13 +95,8 @@ pub enum Role {
 
 impl Role {
     /// All of them, in the order a request meets them.
-    pub const ALL: [Self; 5] = [
-        Self::Gateway,
-        Self::Coordinator,
-        Self::Prefill,
-        Self::Decode,
-        Self::Memory,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Gateway, Self::Coordinator, Self::Prefill, Self::Decode, Self::Memory];
 
     /// The lower-case name used in configs, metrics and tables.
     #[must_use]
@@ -140,12 +132,7 @@ pub enum Tier {
 
 impl Tier {
     /// All of them, nearest first.
-    pub const ALL: [Self; 4] = [
-        Self::Device,
-        Self::DecodeHost,
-        Self::PrefillHost,
-        Self::Remote,
-    ];
+    pub const ALL: [Self; 4] = [Self::Device, Self::DecodeHost, Self::PrefillHost, Self::Remote];
 
     /// The lower-case name used in metrics and tables.
     #[must_use]

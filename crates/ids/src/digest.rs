@@ -61,10 +61,7 @@ pub(crate) fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result
 }
 
 pub(crate) fn read_hex(text: &str, out: &mut [u8]) -> Result<(), InvalidHex> {
-    let bad = || InvalidHex {
-        expected: out.len() * 2,
-        text: text.chars().take(80).collect(),
-    };
+    let bad = || InvalidHex { expected: out.len() * 2, text: text.chars().take(80).collect() };
     let digits = text.as_bytes();
     if digits.len() != out.len() * 2 {
         return Err(bad());
@@ -88,18 +85,9 @@ mod tests {
         let digest = ModelDigest(std::array::from_fn(|i| i as u8 * 7));
         assert_eq!(digest.to_string().parse::<ModelDigest>(), Ok(digest));
         let short = "abc".parse::<ModelDigest>();
-        assert_eq!(
-            short,
-            Err(InvalidHex {
-                expected: 64,
-                text: "abc".into()
-            })
-        );
+        assert_eq!(short, Err(InvalidHex { expected: 64, text: "abc".into() }));
         let odd = "zz".repeat(32).parse::<ModelDigest>();
         assert!(odd.is_err(), "z is no hex digit");
-        assert!(
-            "é".repeat(32).parse::<ModelDigest>().is_err(),
-            "64 bytes, but not ASCII"
-        );
+        assert!("é".repeat(32).parse::<ModelDigest>().is_err(), "64 bytes, but not ASCII");
     }
 }

@@ -116,12 +116,8 @@ mod tests {
 
     #[test]
     fn bytes_print_in_binary_units() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (4096, "4.0 KiB"),
-            (3 << 29, "1.5 GiB"),
-        ] {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (3 << 29, "1.5 GiB")]
+        {
             assert_eq!(ByteCount(bytes).to_string(), text);
         }
     }

@@ -109,16 +109,8 @@ impl FillingBlock {
     /// [`NotFull`] with the block inside.
     pub fn seal(self, key: BlockKey) -> Result<SealedBlock, NotFull> {
         match <[TokenId; BLOCK_TOKENS]>::try_from(self.tokens.as_slice()) {
-            Ok(tokens) => Ok(SealedBlock {
-                key,
-                shape: self.shape,
-                tokens,
-                slots: self.slots,
-            }),
-            Err(_) => Err(NotFull {
-                missing: BLOCK_TOKENS - self.tokens.len(),
-                block: self,
-            }),
+            Ok(tokens) => Ok(SealedBlock { key, shape: self.shape, tokens, slots: self.slots }),
+            Err(_) => Err(NotFull { missing: BLOCK_TOKENS - self.tokens.len(), block: self }),
         }
     }
 }

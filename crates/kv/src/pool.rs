@@ -86,17 +86,8 @@ impl SlotPool {
     /// A pool of `total` slots, all free.
     #[must_use]
     pub fn new(total: u32) -> Self {
-        let state = State {
-            returned: BinaryHeap::new(),
-            fresh: 0,
-            reserved: 0,
-        };
-        Self {
-            inner: Arc::new(Inner {
-                total,
-                state: Mutex::new(state),
-            }),
-        }
+        let state = State { returned: BinaryHeap::new(), fresh: 0, reserved: 0 };
+        Self { inner: Arc::new(Inner { total, state: Mutex::new(state) }) }
     }
 
     /// Reserves `wanted` slots, all or nothing, without waiting.
@@ -108,18 +99,11 @@ impl SlotPool {
         let mut state = self.inner.state.lock();
         let free = state.unleased(total) - state.reserved;
         if wanted > free {
-            return Err(PoolFull {
-                wanted,
-                free,
-                total,
-            });
+            return Err(PoolFull { wanted, free, total });
         }
         state.reserved += wanted;
         drop(state);
-        Ok(SlotReservation {
-            inner: Arc::clone(&self.inner),
-            left: wanted,
-        })
+        Ok(SlotReservation { inner: Arc::clone(&self.inner), left: wanted })
     }
 
     /// How the slots are used right now, for metrics and admission.
@@ -170,20 +154,14 @@ impl SlotReservation {
         state.reserved -= count;
         let ids: Vec<u32> = (0..count).map(|_| state.lowest(self.inner.total)).collect();
         drop(state);
-        let lease = |id| SlotLease {
-            inner: Arc::clone(&self.inner),
-            idx: SlotIdx(id),
-        };
+        let lease = |id| SlotLease { inner: Arc::clone(&self.inner), idx: SlotIdx(id) };
         Some(ids.into_iter().map(lease).collect())
     }
 
     /// Splits off the right to `count` slots; `None`, and nothing changes, when fewer are left.
     pub fn split(&mut self, count: u32) -> Option<Self> {
         self.left = self.left.checked_sub(count)?;
-        Some(Self {
-            inner: Arc::clone(&self.inner),
-            left: count,
-        })
+        Some(Self { inner: Arc::clone(&self.inner), left: count })
     }
 }
 

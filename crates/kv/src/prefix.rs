@@ -137,14 +137,7 @@ impl<V: Clone> PrefixIndex<V> {
             self.leaves.remove(&(entry.used, hash));
         }
         self.counter += 1;
-        let entry = Entry {
-            key,
-            parent,
-            tokens,
-            payload,
-            used: self.counter,
-            children: 0,
-        };
+        let entry = Entry { key, parent, tokens, payload, used: self.counter, children: 0 };
         self.entries.insert(key.hash, entry);
         self.leaves.insert((self.counter, key.hash));
         Ok(())
@@ -159,10 +152,7 @@ impl<V: Clone> PrefixIndex<V> {
             let Some(leaf) = self.leaves.range(from..).next().copied() else {
                 break;
             };
-            let free = self
-                .entries
-                .get(&leaf.1)
-                .is_some_and(|entry| is_free(&entry.payload));
+            let free = self.entries.get(&leaf.1).is_some_and(|entry| is_free(&entry.payload));
             if free {
                 let parent = self.remove_leaf(leaf, &mut out);
                 // A parent that became a leaf may be older than the leaves still to visit.

@@ -57,10 +57,7 @@ mod tests {
 
     #[test]
     fn slices_are_listed_layer_by_layer() {
-        let shape = Shape {
-            layers: 30,
-            heads: 3,
-        };
+        let shape = Shape { layers: 30, heads: 3 };
         assert_eq!(shape.slices(), 90);
         assert_eq!(shape.index(LayerIdx(0), KvHeadIdx(2)), 2);
         assert_eq!(shape.index(LayerIdx(29), KvHeadIdx(2)), 89);

@@ -95,10 +95,7 @@ impl BlockTable {
     /// [`PushSealedError`] with the block inside.
     pub fn push_sealed(&mut self, block: Arc<SealedBlock>) -> Result<(), PushSealedError> {
         if !self.filling.is_empty() {
-            return Err(PushSealedError::BehindFilling {
-                filling: self.filling.len(),
-                block,
-            });
+            return Err(PushSealedError::BehindFilling { filling: self.filling.len(), block });
         }
         if block.shape() != self.shape {
             return Err(PushSealedError::OtherShape {
@@ -126,11 +123,7 @@ impl BlockTable {
         let room = self.room_in_last();
         let blocks = blocks_for(tokens.len().saturating_sub(room));
         let wanted = blocks * self.shape.slices();
-        let refused = AppendError {
-            tokens: tokens.len(),
-            wanted,
-            left: reservation.left(),
-        };
+        let refused = AppendError { tokens: tokens.len(), wanted, left: reservation.left() };
         let count = u32::try_from(wanted).map_err(|_| refused)?;
         let mut slots = reservation.take_many(count).ok_or(refused)?.into_iter();
         let (first, rest) = tokens.split_at(room.min(tokens.len()));

@@ -40,10 +40,7 @@ pub struct JoinConfig {
 
 impl Default for JoinConfig {
     fn default() -> Self {
-        Self {
-            coordinator: "127.0.0.1:7400".to_owned(),
-            ttl: daemon::Span::secs(5),
-        }
+        Self { coordinator: "127.0.0.1:7400".to_owned(), ttl: daemon::Span::secs(5) }
     }
 }
 
@@ -54,11 +51,7 @@ impl JoinConfig {
     /// [`ConfigError::invalid`].
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.ttl.is_zero() {
-            return Err(ConfigError::invalid(
-                "membership.ttl",
-                "must be above zero",
-                "raise it",
-            ));
+            return Err(ConfigError::invalid("membership.ttl", "must be above zero", "raise it"));
         }
         Ok(())
     }
@@ -129,13 +122,8 @@ fn named<T: FromStr<Err = InvalidName>>(field: &str, text: &str) -> Result<T, Co
 /// restart of the host.
 #[must_use]
 pub fn incarnation() -> Incarnation {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the edge: the one use of the wall clock here"
-    )]
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    #[expect(clippy::disallowed_methods, reason = "the edge: the one use of the wall clock here")]
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Incarnation(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1))
 }
 

@@ -46,10 +46,7 @@ impl Registration {
 
     /// Waits until the registry lists the node. False when that will not happen any more.
     pub async fn listed(&mut self) -> bool {
-        let seen = self
-            .standing
-            .wait_for(|standing| *standing != Standing::Seeking)
-            .await;
+        let seen = self.standing.wait_for(|standing| *standing != Standing::Seeking).await;
         seen.is_ok_and(|standing| *standing == Standing::Listed)
     }
 
@@ -63,27 +60,14 @@ impl Registration {
 pub(crate) fn register(
     membership: Membership,
     register: Register,
-) -> (
-    Registration,
-    impl Future<Output = Result<(), Superseded>> + Send + use<>,
-) {
+) -> (Registration, impl Future<Output = Result<(), Superseded>> + Send + use<>) {
     let (standing, seen) = watch::channel(Standing::Seeking);
     let (stop, done) = (CancellationToken::new(), CancellationToken::new());
-    let registration = Registration {
-        standing: seen,
-        stop: stop.clone().drop_guard(),
-        done: done.clone(),
-    };
+    let registration =
+        Registration { standing: seen, stop: stop.clone().drop_guard(), done: done.clone() };
     let done = done.drop_guard();
     let keeper = async move {
-        let ended = Keeper {
-            membership,
-            register,
-            stop,
-            standing: &standing,
-        }
-        .run()
-        .await;
+        let ended = Keeper { membership, register, stop, standing: &standing }.run().await;
         standing.send_replace(Standing::Ended);
         drop(done);
         ended

@@ -50,10 +50,7 @@ impl Membership {
         &self,
         node: NodeRecord,
         ttl: Span,
-    ) -> (
-        Registration,
-        impl Future<Output = Result<(), Superseded>> + Send + use<>,
-    ) {
+    ) -> (Registration, impl Future<Output = Result<(), Superseded>> + Send + use<>) {
         keeper::register(self.clone(), Register { node, ttl })
     }
 

@@ -50,10 +50,7 @@ impl Listing {
     }
 
     pub(crate) fn records(&self) -> Vec<NodeRecord> {
-        self.nodes
-            .values()
-            .map(|listed| listed.record.clone())
-            .collect()
+        self.nodes.values().map(|listed| listed.record.clone()).collect()
     }
 
     /// Lists a node and says what watchers must hear.
@@ -68,12 +65,7 @@ impl Listing {
         match self.nodes.get(&node.id) {
             Some(listed) if listed.record.incarnation > node.incarnation => {
                 let seen = listed.record.incarnation;
-                return Err(Superseded {
-                    node: node.id,
-                    given: node.incarnation,
-                    seen,
-                }
-                .into());
+                return Err(Superseded { node: node.id, given: node.incarnation, seen }.into());
             }
             Some(listed) if listed.record == node => {}
             Some(listed) if listed.record.incarnation == node.incarnation => {
@@ -85,33 +77,19 @@ impl Listing {
                 events.push(self.event(Change::Joined(node.clone())));
             }
             None if self.nodes.len() >= self.config.nodes_max => {
-                return Err(RegisterError::Full {
-                    nodes_max: self.config.nodes_max,
-                });
+                return Err(RegisterError::Full { nodes_max: self.config.nodes_max });
             }
             None => events.push(self.event(Change::Joined(node.clone()))),
         }
         let lease = self.next_lease;
         self.next_lease = LeaseId(lease.0.wrapping_add(1));
         let id = node.id.clone();
-        let listed = Listed {
-            record: node,
-            lease,
-            ttl,
-            expires: now + Duration::from(ttl),
-        };
+        let listed = Listed { record: node, lease, ttl, expires: now + Duration::from(ttl) };
         if let Some(before) = self.nodes.insert(id.clone(), listed) {
             self.leases.remove(&before.lease);
         }
         self.leases.insert(lease, id);
-        Ok((
-            Registered {
-                lease,
-                ttl,
-                revision: self.revision,
-            },
-            events,
-        ))
+        Ok((Registered { lease, ttl, revision: self.revision }, events))
     }
 
     /// Restarts a lease; `None` when it is not known.
@@ -132,10 +110,7 @@ impl Listing {
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<WatchEvent> {
         let over = |listed: &&Listed| listed.expires <= now;
         let leases: Vec<LeaseId> = self.nodes.values().filter(over).map(|l| l.lease).collect();
-        leases
-            .into_iter()
-            .filter_map(|lease| self.leave(lease))
-            .collect()
+        leases.into_iter().filter_map(|lease| self.leave(lease)).collect()
     }
 
     /// Moves every end of a lease by the time in which nobody could keep it alive.
@@ -147,16 +122,10 @@ impl Listing {
 
     fn event(&mut self, change: Change) -> WatchEvent {
         self.revision = Revision(self.revision.0 + 1);
-        WatchEvent {
-            revision: self.revision,
-            change,
-        }
+        WatchEvent { revision: self.revision, change }
     }
 }
 
 fn gone(record: &NodeRecord) -> Change {
-    Change::Gone {
-        node: record.id.clone(),
-        incarnation: record.incarnation,
-    }
+    Change::Gone { node: record.id.clone(), incarnation: record.incarnation }
 }

@@ -36,11 +36,7 @@ impl Observed {
         report: Arc<dyn Fn() -> NodeReport + Send + Sync>,
         stop: CancellationToken,
     ) -> NodeServer<Self> {
-        proto::server::node(Self {
-            report,
-            stop,
-            term: Mutex::new(Term::default()),
-        })
+        proto::server::node(Self { report, stop, term: Mutex::new(Term::default()) })
     }
 }
 

@@ -64,10 +64,7 @@ impl Registry {
     pub fn new(config: RegistryConfig, first_lease: LeaseId) -> Self {
         let (events, _) = broadcast::channel(config.events_max.max(1));
         let listing = Listing::new(config, first_lease);
-        Self(Arc::new(Mutex::new(State {
-            listing,
-            events: Some(events),
-        })))
+        Self(Arc::new(Mutex::new(State { listing, events: Some(events) })))
     }
 
     /// Ends leases that ran out, for as long as it is polled. The owner spawns it.
@@ -82,10 +79,7 @@ impl Registry {
             let late = now.saturating_duration_since(last + TICK);
             let mut state = self.0.lock();
             if late > LATE {
-                tracing::warn!(
-                    ?late,
-                    "the registry did not run for a while; leases are extended"
-                );
+                tracing::warn!(?late, "the registry did not run for a while; leases are extended");
                 state.listing.postpone(late);
             }
             let events = state.listing.expire(now);
@@ -114,10 +108,7 @@ impl Registry {
 
     pub(crate) fn keep_alive(&self, lease: LeaseId) -> Result<Span, KeepAliveError> {
         let mut state = self.0.lock();
-        state
-            .listing
-            .keep_alive(lease, Instant::now())
-            .ok_or(KeepAliveError::Forgotten)
+        state.listing.keep_alive(lease, Instant::now()).ok_or(KeepAliveError::Forgotten)
     }
 
     pub(crate) fn leave(&self, lease: LeaseId) {
@@ -133,9 +124,7 @@ impl Registry {
     pub(crate) fn subscribe(&self) -> Result<Subscription, Unavailable> {
         let state = self.0.lock();
         let Some(events) = &state.events else {
-            return Err(Unavailable {
-                reason: "closing".to_owned(),
-            });
+            return Err(Unavailable { reason: "closing".to_owned() });
         };
         Ok(Subscription {
             records: state.listing.records(),

@@ -40,9 +40,7 @@ impl Remote {
             }
             Err(status) if status.code() == Code::ResourceExhausted => {
                 let limit = status.message().strip_prefix(FULL_PREFIX);
-                let nodes_max = limit
-                    .and_then(|limit| limit.parse().ok())
-                    .unwrap_or_default();
+                let nodes_max = limit.and_then(|limit| limit.parse().ok()).unwrap_or_default();
                 Err(RegisterError::Full { nodes_max })
             }
             Err(status) => Err(status_unavailable(&status).into()),
@@ -78,13 +76,9 @@ impl Remote {
 }
 
 fn unavailable(error: &dyn std::error::Error) -> Unavailable {
-    Unavailable {
-        reason: format!("a wrong answer: {error}"),
-    }
+    Unavailable { reason: format!("a wrong answer: {error}") }
 }
 
 fn status_unavailable(status: &Status) -> Unavailable {
-    Unavailable {
-        reason: format!("{:?}: {}", status.code(), status.message()),
-    }
+    Unavailable { reason: format!("{:?}: {}", status.code(), status.message()) }
 }

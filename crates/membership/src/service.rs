@@ -33,12 +33,7 @@ impl Service {
 
 /// What [`Remote`](crate::Remote) reads out of the refusal.
 pub(crate) fn superseded_by(status: &Status) -> Option<Incarnation> {
-    status
-        .message()
-        .strip_prefix(SUPERSEDED_PREFIX)?
-        .parse()
-        .ok()
-        .map(Incarnation)
+    status.message().strip_prefix(SUPERSEDED_PREFIX)?.parse().ok().map(Incarnation)
 }
 
 fn status(error: &RegisterError) -> Status {
@@ -71,10 +66,8 @@ impl Membership for Service {
         request: Request<v1::KeepAliveRequest>,
     ) -> Result<Response<v1::KeepAliveResponse>, Status> {
         let lease = LeaseId(request.into_inner().lease);
-        let ttl: Span = self
-            .0
-            .keep_alive(lease)
-            .map_err(|error| Status::not_found(error.to_string()))?;
+        let ttl: Span =
+            self.0.keep_alive(lease).map_err(|error| Status::not_found(error.to_string()))?;
         Ok(Response::new(ttl.into()))
     }
 
@@ -96,24 +89,13 @@ impl Membership for Service {
             ));
         }
         let subscribed = self.0.subscribe();
-        let Subscription {
-            records,
-            since,
-            events,
-        } = subscribed.map_err(|error| Status::unavailable(error.to_string()))?;
-        let snapshot = records
-            .into_iter()
-            .map(Change::Joined)
-            .chain([Change::SnapshotEnd]);
-        let snapshot = snapshot.map(move |change| WatchEvent {
-            revision: since,
-            change,
-        });
+        let Subscription { records, since, events } =
+            subscribed.map_err(|error| Status::unavailable(error.to_string()))?;
+        let snapshot = records.into_iter().map(Change::Joined).chain([Change::SnapshotEnd]);
+        let snapshot = snapshot.map(move |change| WatchEvent { revision: since, change });
         // A watch that fell behind ends; its owner begins a new one.
         let later = BroadcastStream::new(events).map_while(Result::ok);
         let events = tokio_stream::iter(snapshot).chain(later);
-        Ok(Response::new(Box::pin(
-            events.map(|event| Ok(event.into())),
-        )))
+        Ok(Response::new(Box::pin(events.map(|event| Ok(event.into())))))
     }
 }

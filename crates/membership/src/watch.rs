@@ -41,17 +41,11 @@ enum Source {
 
 impl Watch {
     pub(crate) fn of_memory(subscription: Subscription) -> Self {
-        Self {
-            snapshot: Some(subscription.records),
-            source: Source::Memory(subscription.events),
-        }
+        Self { snapshot: Some(subscription.records), source: Source::Memory(subscription.events) }
     }
 
     pub(crate) fn of_remote(stream: tonic::Streaming<v1::WatchEvent>) -> Self {
-        Self {
-            snapshot: Some(Vec::new()),
-            source: Source::Remote(Box::new(stream)),
-        }
+        Self { snapshot: Some(Vec::new()), source: Source::Remote(Box::new(stream)) }
     }
 
     /// The next event; `None` when the watch ended (the registry is gone, or this side fell too

@@ -90,21 +90,11 @@ impl<D: Device> Model<D> {
         scratch.hidden_rows = 0;
         self.list(scratch, step)?;
         let count = step.rows.len();
-        let Scratch {
-            stream,
-            activations,
-            lists,
-            ..
-        } = &mut *scratch;
+        let Scratch { stream, activations, lists, .. } = &mut *scratch;
         if !lists.opened.is_empty() {
             self.device.zero(stream, step.slots, &lists.opened);
         }
-        self.device.embed(
-            stream,
-            &self.weights.embedding,
-            &lists.tokens,
-            &mut activations.hidden,
-        );
+        self.device.embed(stream, &self.weights.embedding, &lists.tokens, &mut activations.hidden);
         let kv_heads = usize::from(self.spec.kv_heads);
         let runs = runs(step.rows);
         let columns = self.columns(step, &runs);
@@ -119,10 +109,7 @@ impl<D: Device> Model<D> {
             sequences.extend(
                 runs.iter()
                     .zip(tables)
-                    .map(|(rows, tables)| AttendSequence {
-                        rows: rows.clone(),
-                        tables,
-                    }),
+                    .map(|(rows, tables)| AttendSequence { rows: rows.clone(), tables }),
             );
             let rows = LayerRows {
                 count,
@@ -154,41 +141,25 @@ impl<D: Device> Model<D> {
     /// Checks the rows and writes down, once per step, what the launches of all layers need.
     fn list(&self, scratch: &mut Scratch<D>, step: &Step<'_, D>) -> Result<(), StepError> {
         let count = step.rows.len();
-        assert!(
-            count <= scratch.shape.rows,
-            "{count} rows in a scratch of {:?}",
-            scratch.shape
-        );
+        assert!(count <= scratch.shape.rows, "{count} rows in a scratch of {:?}", scratch.shape);
         let (vocab, context) = (self.spec.vocab, self.context());
         for (index, row) in step.rows.iter().enumerate() {
             if row.token.0 >= vocab {
-                return Err(StepError::Token {
-                    row: index,
-                    token: row.token.0,
-                    vocab,
-                });
+                return Err(StepError::Token { row: index, token: row.token.0, vocab });
             }
             if row.position.0 >= context {
-                return Err(StepError::Position {
-                    row: index,
-                    position: row.position.0,
-                    context,
-                });
+                return Err(StepError::Position { row: index, position: row.position.0, context });
             }
         }
         let lists = &mut scratch.lists;
         lists.tokens.clear();
         lists.tokens.extend(step.rows.iter().map(|row| row.token.0));
         lists.positions.clear();
-        lists
-            .positions
-            .extend(step.rows.iter().map(|row| row.position.0));
+        lists.positions.extend(step.rows.iter().map(|row| row.position.0));
         let kv_heads = usize::from(self.spec.kv_heads);
         lists.opened.clear();
         lists.slots.clear();
-        lists
-            .slots
-            .resize(self.spec.slices_per_block() * count, SlotIdx(0));
+        lists.slots.resize(self.spec.slices_per_block() * count, SlotIdx(0));
         for (index, row) in step.rows.iter().enumerate() {
             let table = step.tables[row.sequence];
             assert_eq!(table.shape(), self.spec.shape(), "a table of another model");
@@ -253,28 +224,9 @@ impl<D: Device> Model<D> {
             product(&layer.value, &mut a.value, Epilogue::Store),
         ];
         let x = &a.normed;
-        device.matmul(
-            stream,
-            Matmul {
-                rows: rows.count,
-                x,
-                outputs,
-            },
-        );
-        device.rope(
-            stream,
-            &self.rope,
-            shape.heads,
-            rows.positions,
-            &mut a.query,
-        );
-        device.rope(
-            stream,
-            &self.rope,
-            shape.kv_heads,
-            rows.positions,
-            &mut a.key,
-        );
+        device.matmul(stream, Matmul { rows: rows.count, x, outputs });
+        device.rope(stream, &self.rope, shape.heads, rows.positions, &mut a.query);
+        device.rope(stream, &self.rope, shape.kv_heads, rows.positions, &mut a.key);
         // All rows are stored before any attends, because those of a chunk see one another, and
         // see what is stored (rounded), as later chunks will.
         device.kv_write(
@@ -300,20 +252,9 @@ impl<D: Device> Model<D> {
                 out: &mut a.mixed,
             },
         );
-        let outputs = &mut [product(
-            &layer.attention_output,
-            &mut a.hidden,
-            Epilogue::Add,
-        )];
+        let outputs = &mut [product(&layer.attention_output, &mut a.hidden, Epilogue::Add)];
         let x = &a.mixed;
-        device.matmul(
-            stream,
-            Matmul {
-                rows: rows.count,
-                x,
-                outputs,
-            },
-        );
+        device.matmul(stream, Matmul { rows: rows.count, x, outputs });
     }
 
     fn feed_forward(
@@ -339,25 +280,11 @@ impl<D: Device> Model<D> {
             product(&layer.gate, &mut a.gate, Epilogue::Store),
             product(&layer.up, &mut a.up, Epilogue::Store),
         ];
-        device.matmul(
-            stream,
-            Matmul {
-                rows,
-                x: &a.normed,
-                outputs,
-            },
-        );
+        device.matmul(stream, Matmul { rows, x: &a.normed, outputs });
         let ffn = usize::try_from(self.spec.ffn).expect("weights of it are in memory");
         device.silu_mul(stream, rows * ffn, &mut a.gate, &a.up);
         let outputs = &mut [product(&layer.down, &mut a.hidden, Epilogue::Add)];
-        device.matmul(
-            stream,
-            Matmul {
-                rows,
-                x: &a.gate,
-                outputs,
-            },
-        );
+        device.matmul(stream, Matmul { rows, x: &a.gate, outputs });
     }
 }
 
@@ -366,12 +293,7 @@ fn product<'a, D: Device>(
     y: &'a mut D::Buffer<f32>,
     epilogue: Epilogue,
 ) -> MatmulOutput<'a, D> {
-    MatmulOutput {
-        weight: &linear.weight,
-        bias: linear.bias.as_ref(),
-        y,
-        epilogue,
-    }
+    MatmulOutput { weight: &linear.weight, bias: linear.bias.as_ref(), y, epilogue }
 }
 
 /// The rows of each sequence that stand together.
@@ -381,11 +303,7 @@ fn runs(rows: &[Row]) -> Vec<Range<usize>> {
         match runs.last_mut() {
             Some(run) if rows[run.start].sequence == row.sequence => {
                 let before = rows[index - 1].position;
-                assert!(
-                    before < row.position,
-                    "{before:?} is followed by {:?}",
-                    row.position
-                );
+                assert!(before < row.position, "{before:?} is followed by {:?}", row.position);
                 run.end = index + 1;
             }
             Some(_) | None => runs.push(index..index + 1),

@@ -25,9 +25,7 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self {
-            context_max: 131_072,
-        }
+        Self { context_max: 131_072 }
     }
 }
 
@@ -189,40 +187,25 @@ impl<D: Device> Loader<'_, D> {
     fn weights(&mut self, spec: &Spec) -> Result<Weights<D>, LoadError> {
         let (width, vocab) = (u64::from(spec.width), u64::from(spec.vocab));
         let embedding = self.matrix("token_embd.weight", width, vocab)?;
-        let layers = (0..spec.layers)
-            .map(|layer| self.layer(spec, layer))
-            .collect::<Result<_, _>>()?;
+        let layers =
+            (0..spec.layers).map(|layer| self.layer(spec, layer)).collect::<Result<_, _>>()?;
         let output_norm = self.vector("output_norm.weight", width)?;
         let output = match spec.tied_embeddings {
             true => None,
             false => Some(self.matrix("output.weight", width, vocab)?),
         };
-        let unused = self
-            .gguf
-            .tensors()
-            .iter()
-            .find(|tensor| !self.used.contains(&tensor.name));
+        let unused = self.gguf.tensors().iter().find(|tensor| !self.used.contains(&tensor.name));
         if let Some(tensor) = unused {
-            return Err(LoadError::Unused {
-                name: tensor.name.clone(),
-            });
+            return Err(LoadError::Unused { name: tensor.name.clone() });
         }
-        Ok(Weights {
-            embedding,
-            layers,
-            output_norm,
-            output,
-        })
+        Ok(Weights { embedding, layers, output_norm, output })
     }
 
     fn layer(&mut self, spec: &Spec, layer: u16) -> Result<Layer<D>, LoadError> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let (width, ffn) = (u64::from(spec.width), u64::from(spec.ffn));
         let head_dim = u64::from(spec.head_dim);
-        let (all, kv) = (
-            u64::from(spec.heads) * head_dim,
-            u64::from(spec.kv_heads) * head_dim,
-        );
+        let (all, kv) = (u64::from(spec.heads) * head_dim, u64::from(spec.kv_heads) * head_dim);
         let bias = spec.qkv_bias;
         Ok(Layer {
             attention_norm: self.vector(&name("attn_norm.weight"), width)?,
@@ -276,19 +259,11 @@ impl<D: Device> Loader<'_, D> {
         };
         let bytes = self.gguf.read_tensor(name)?;
         let size = |number: u64| usize::try_from(number).expect("the tensor is in memory");
-        let matrix = Matrix {
-            format,
-            n: size(outputs),
-            k: size(inputs),
-            bytes: &bytes,
-        };
+        let matrix = Matrix { format, n: size(outputs), k: size(inputs), bytes: &bytes };
         let weight = self
             .device
             .weight(matrix)
-            .map_err(|source| LoadError::Pack {
-                name: name.to_owned(),
-                source,
-            })?;
+            .map_err(|source| LoadError::Pack { name: name.to_owned(), source })?;
         self.tell(&bytes);
         Ok(weight)
     }
@@ -305,26 +280,15 @@ impl<D: Device> Loader<'_, D> {
             });
         }
         let bytes = self.gguf.read_tensor(name)?;
-        let values: Vec<f32> = bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|value| f32::from_le_bytes(*value))
-            .collect();
+        let values: Vec<f32> =
+            bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(LoadError::NotFinite {
-                name: name.to_owned(),
-                at,
-                value: values[at],
-            });
+            return Err(LoadError::NotFinite { name: name.to_owned(), at, value: values[at] });
         }
         let buffer = self.device.buffer(values.len());
-        let mut buffer = buffer.map_err(|source| LoadError::Memory {
-            name: name.to_owned(),
-            source,
-        })?;
-        self.device
-            .upload(&mut self.stream, &values, &mut buffer, 0);
+        let mut buffer =
+            buffer.map_err(|source| LoadError::Memory { name: name.to_owned(), source })?;
+        self.device.upload(&mut self.stream, &values, &mut buffer, 0);
         self.tell(&bytes);
         Ok(buffer)
     }
@@ -332,10 +296,7 @@ impl<D: Device> Loader<'_, D> {
     /// The type of a tensor that is there and has the right shape; noted as used.
     fn checked(&mut self, name: &str, expected: &[u64]) -> Result<GgmlType, LoadError> {
         let Some(tensor) = self.gguf.find_tensor(name) else {
-            return Err(LoadError::Missing {
-                name: name.to_owned(),
-                expected: expected.to_vec(),
-            });
+            return Err(LoadError::Missing { name: name.to_owned(), expected: expected.to_vec() });
         };
         if tensor.shape != expected {
             return Err(LoadError::Shape {

@@ -17,17 +17,12 @@ impl<D: Device> Model<D> {
     pub fn logits_of_rows(&self, scratch: &mut Scratch<D>, rows: &[u32]) {
         let count = rows.len();
         let known = scratch.hidden_rows;
-        assert!(
-            count <= scratch.shape.logit_rows,
-            "{count} rows in {:?}",
-            scratch.shape
-        );
+        assert!(count <= scratch.shape.logit_rows, "{count} rows in {:?}", scratch.shape);
         let inside = rows.iter().all(|row| (*row as usize) < known);
         assert!(inside, "rows {rows:?} of a step of {known}");
         let a = &mut scratch.activations;
         let stream = &mut scratch.stream;
-        self.device
-            .take_rows(stream, &a.hidden, scratch.width, rows, &mut a.last);
+        self.device.take_rows(stream, &a.hidden, scratch.width, rows, &mut a.last);
         self.logits_of_last(scratch, count);
     }
 
@@ -38,22 +33,9 @@ impl<D: Device> Model<D> {
     /// When `hidden` is no whole number of rows or more than `logit_rows` of them.
     pub fn logits_of_hidden(&self, scratch: &mut Scratch<D>, hidden: &[f32]) {
         let count = hidden.len() / scratch.width;
-        assert_eq!(
-            hidden.len(),
-            count * scratch.width,
-            "hidden states come as whole rows"
-        );
-        assert!(
-            count <= scratch.shape.logit_rows,
-            "{count} rows in {:?}",
-            scratch.shape
-        );
-        self.device.upload(
-            &mut scratch.stream,
-            hidden,
-            &mut scratch.activations.last,
-            0,
-        );
+        assert_eq!(hidden.len(), count * scratch.width, "hidden states come as whole rows");
+        assert!(count <= scratch.shape.logit_rows, "{count} rows in {:?}", scratch.shape);
+        self.device.upload(&mut scratch.stream, hidden, &mut scratch.activations.last, 0);
         self.logits_of_last(scratch, count);
     }
 
@@ -71,23 +53,12 @@ impl<D: Device> Model<D> {
             },
         );
         let outputs = &mut [MatmulOutput {
-            weight: self
-                .weights
-                .output
-                .as_ref()
-                .unwrap_or(&self.weights.embedding),
+            weight: self.weights.output.as_ref().unwrap_or(&self.weights.embedding),
             bias: None,
             y: &mut a.logits,
             epilogue: Epilogue::Store,
         }];
-        self.device.matmul(
-            stream,
-            Matmul {
-                rows,
-                x: &a.last_normed,
-                outputs,
-            },
-        );
+        self.device.matmul(stream, Matmul { rows, x: &a.last_normed, outputs });
         scratch.logit_rows = rows;
     }
 }

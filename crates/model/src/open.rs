@@ -93,27 +93,16 @@ impl ComputeConfig {
     pub fn check(&self) -> Result<(), InvalidCompute> {
         if self.name.is_empty() {
             let problem = "is empty; name an alias or the path of a .gguf file".to_owned();
-            return Err(InvalidCompute {
-                field: "model.name",
-                problem,
-            });
+            return Err(InvalidCompute { field: "model.name", problem });
         }
         if self.context_max < 2 {
             let problem = "must be at least 2".to_owned();
-            return Err(InvalidCompute {
-                field: "model.context_max",
-                problem,
-            });
+            return Err(InvalidCompute { field: "model.context_max", problem });
         }
         if self.threads > kernels::THREADS_MAX {
-            let problem = format!(
-                "must be at most {}; 0 is one per processor",
-                kernels::THREADS_MAX
-            );
-            return Err(InvalidCompute {
-                field: "model.threads",
-                problem,
-            });
+            let problem =
+                format!("must be at most {}; 0 is one per processor", kernels::THREADS_MAX);
+            return Err(InvalidCompute { field: "model.threads", problem });
         }
         self.options().map(drop)
     }
@@ -128,11 +117,7 @@ impl ComputeConfig {
             })?),
         };
         let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let huge_pages = if self.huge_pages {
-            HugePages::Auto
-        } else {
-            HugePages::Off
-        };
+        let huge_pages = if self.huge_pages { HugePages::Auto } else { HugePages::Off };
         Ok(HostOptions {
             isa,
             threads: NonZeroUsize::new(self.threads).unwrap_or(available),
@@ -154,16 +139,6 @@ pub fn open(
     let resolved = checkpoint::resolve(&config.name, fetch, progress)?;
     let gguf = Gguf::open(&resolved.path)?;
     let device = HostDevice::open(config.options()?)?;
-    let model = Model::load(
-        &gguf,
-        &device,
-        LoadOptions {
-            context_max: config.context_max,
-        },
-    )?;
-    Ok(Opened {
-        resolved,
-        device,
-        model: Arc::new(model),
-    })
+    let model = Model::load(&gguf, &device, LoadOptions { context_max: config.context_max })?;
+    Ok(Opened { resolved, device, model: Arc::new(model) })
 }

@@ -142,16 +142,11 @@ impl<D: Device> Scratch<D> {
     /// # Panics
     /// When the last step had no such row.
     pub fn read_hidden(&mut self, row: usize, out: &mut Vec<f32>) -> Result<(), DeviceLost> {
-        assert!(
-            row < self.hidden_rows,
-            "row {row} of a step of {}",
-            self.hidden_rows
-        );
+        assert!(row < self.hidden_rows, "row {row} of a step of {}", self.hidden_rows);
         out.clear();
         out.resize(self.width, 0.0);
         let hidden = &self.activations.hidden;
-        self.device
-            .download(&mut self.stream, hidden, row * self.width, out)
+        self.device.download(&mut self.stream, hidden, row * self.width, out)
     }
 
     /// Copies all logits that were last computed to the host: `out` becomes `[rows][vocab]`.
@@ -161,8 +156,7 @@ impl<D: Device> Scratch<D> {
     pub fn read_logits(&mut self, out: &mut Vec<f32>) -> Result<(), DeviceLost> {
         out.clear();
         out.resize(self.logit_rows * self.vocab, 0.0);
-        self.device
-            .download(&mut self.stream, &self.activations.logits, 0, out)
+        self.device.download(&mut self.stream, &self.activations.logits, 0, out)
     }
 
     /// Chooses a token for each row of the logits that were last computed, one request a row.
@@ -177,13 +171,8 @@ impl<D: Device> Scratch<D> {
         requests: &[(Sampling, SampleKey)],
         chosen: &mut Vec<Sampled>,
     ) -> Result<(), DeviceLost> {
-        assert_eq!(
-            requests.len(),
-            self.logit_rows,
-            "one request for each row of logits"
-        );
+        assert_eq!(requests.len(), self.logit_rows, "one request for each row of logits");
         let logits = &self.activations.logits;
-        self.device
-            .sample(&mut self.stream, logits, self.vocab, requests, chosen)
+        self.device.sample(&mut self.stream, logits, self.vocab, requests, chosen)
     }
 }

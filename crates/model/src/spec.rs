@@ -156,10 +156,7 @@ impl Spec {
             width,
             vocab: reader.vocab(gguf)?,
             context: reader.at_least_one("context_length")?,
-            rope: Rope {
-                theta: f64::from(theta),
-                style: reader.architecture.rope_style(),
-            },
+            rope: Rope { theta: f64::from(theta), style: reader.architecture.rope_style() },
             rms_eps,
             tied_embeddings: gguf.find_tensor("output.weight").is_none(),
             qkv_bias: match reader.architecture {
@@ -172,10 +169,7 @@ impl Spec {
     /// Layers and KV heads, as crate `kv` counts the slices of a block.
     #[must_use]
     pub fn shape(&self) -> kv::Shape {
-        kv::Shape {
-            layers: self.layers,
-            heads: self.kv_heads,
-        }
+        kv::Shape { layers: self.layers, heads: self.kv_heads }
     }
 
     /// Slices (and device slots) of one block of 16 tokens.
@@ -207,13 +201,9 @@ impl<'a> Reader<'a> {
     fn try_new(metadata: &'a Metadata) -> Result<Self, SpecError> {
         let found = metadata.text("general.architecture")?;
         let known = Architecture::ALL.into_iter().find(|a| a.name() == found);
-        let architecture = known.ok_or_else(|| SpecError::Architecture {
-            found: found.to_owned(),
-        })?;
-        Ok(Self {
-            metadata,
-            architecture,
-        })
+        let architecture =
+            known.ok_or_else(|| SpecError::Architecture { found: found.to_owned() })?;
+        Ok(Self { metadata, architecture })
     }
 
     fn key(&self, name: &str) -> String {
@@ -221,11 +211,7 @@ impl<'a> Reader<'a> {
     }
 
     fn value(&self, name: &str, found: impl fmt::Display, expected: String) -> SpecError {
-        SpecError::Value {
-            key: self.key(name),
-            found: found.to_string(),
-            expected,
-        }
+        SpecError::Value { key: self.key(name), found: found.to_string(), expected }
     }
 
     fn number_opt(&self, name: &str) -> Result<Option<u32>, SpecError> {
@@ -301,11 +287,7 @@ impl<'a> Reader<'a> {
             && scaling != "none"
         {
             let remedy = "use a model without scaled rotary positions";
-            return Err(refuse(
-                self.key("rope.scaling.type"),
-                scaling.to_owned(),
-                remedy,
-            ));
+            return Err(refuse(self.key("rope.scaling.type"), scaling.to_owned(), remedy));
         }
         for name in ["rope.scale_linear", "rope.scaling.factor"] {
             let factor = self.metadata.f32_opt(&self.key(name))?;
@@ -316,30 +298,18 @@ impl<'a> Reader<'a> {
         }
         if gguf.find_tensor("rope_freqs.weight").is_some() {
             let remedy = "use a model without scaled rotary positions, such as SmolLM2 or Qwen2.5";
-            return Err(refuse(
-                "rope_freqs.weight".to_owned(),
-                "a tensor".to_owned(),
-                remedy,
-            ));
+            return Err(refuse("rope_freqs.weight".to_owned(), "a tensor".to_owned(), remedy));
         }
         let numbers = [
             ("expert_count", "use a dense model"),
-            (
-                "attention.sliding_window",
-                "use a model that attends to its whole context",
-            ),
+            ("attention.sliding_window", "use a model that attends to its whole context"),
         ];
         for (name, remedy) in numbers {
             if let Some(number) = self.number_opt(name)?.filter(|number| *number > 0) {
                 return Err(refuse(self.key(name), number.to_string(), remedy));
             }
         }
-        for name in [
-            "attention.scale",
-            "logit_scale",
-            "residual_scale",
-            "embedding_scale",
-        ] {
+        for name in ["attention.scale", "logit_scale", "residual_scale", "embedding_scale"] {
             if let Some(scale) = self.metadata.f32_opt(&self.key(name))? {
                 let remedy = "use a model of the plain llama or qwen2 shape";
                 return Err(refuse(self.key(name), scale.to_string(), remedy));

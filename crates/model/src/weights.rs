@@ -30,9 +30,7 @@ pub(crate) struct Weights<D: Device> {
 
 impl<D: Device> std::fmt::Debug for Weights<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Weights")
-            .field("layers", &self.layers.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Weights").field("layers", &self.layers.len()).finish_non_exhaustive()
     }
 }
 

@@ -68,10 +68,7 @@ impl View {
                 Ok(_) => {}
                 // Of several refusals the one that may pass with time stands.
                 Err(other) => {
-                    if refused
-                        .as_ref()
-                        .is_none_or(|refused| refused.retry_after.is_none())
-                    {
+                    if refused.as_ref().is_none_or(|refused| refused.retry_after.is_none()) {
                         refused = Some(other);
                     }
                 }
@@ -94,18 +91,12 @@ impl View {
         }
         let of = |role| -> BTreeSet<&str> {
             let nodes = self.computing(role, model, now);
-            nodes
-                .map(|node| node.record.numerics_class.as_str())
-                .collect()
+            nodes.map(|node| node.record.numerics_class.as_str()).collect()
         };
         let (prefill, decode) = (of(Role::Prefill), of(Role::Decode));
         let both: BTreeSet<&str> = prefill.intersection(&decode).copied().collect();
         if both.is_empty() {
-            let missing = if prefill.is_empty() {
-                Role::Prefill
-            } else {
-                Role::Decode
-            };
+            let missing = if prefill.is_empty() { Role::Prefill } else { Role::Decode };
             return Err(self.no_node(missing, now));
         }
         Ok(both)
@@ -125,11 +116,7 @@ impl View {
         let device = Tier::Device;
         let decode = self.least(device, need.resident, of(Role::Decode), |node| {
             let free = node.room(device).free;
-            (
-                node.load(),
-                std::cmp::Reverse(free),
-                rank(request.session, 0, &node.record.id),
-            )
+            (node.load(), std::cmp::Reverse(free), rank(request.session, 0, &node.record.id))
         })?;
         let prefixes = self.affinity.prefixes(&request.hashes);
         let host = Tier::PrefillHost;
@@ -140,11 +127,7 @@ impl View {
             let cached = prefixes.get(&start).copied().unwrap_or(0).min(need.prompt);
             let blocks = u64::from(need.prompt - cached) + node.load() * BLOCKS_PER_QUEUED;
             let free = node.room(host).free;
-            (
-                blocks,
-                std::cmp::Reverse(free),
-                rank(request.session, 1, &node.record.id),
-            )
+            (blocks, std::cmp::Reverse(free), rank(request.session, 1, &node.record.id))
         })?;
         Ok(Draft {
             homes: self.homes(request, need.sealed, prefill, now)?,
@@ -181,8 +164,7 @@ impl View {
                 best = Some((cost, node));
             }
         }
-        best.map(|(_, node)| node)
-            .ok_or_else(|| self.short(tier, wanted, short))
+        best.map(|(_, node)| node).ok_or_else(|| self.short(tier, wanted, short))
     }
 
     /// Prompts wait for a prefill device in turn, so its size counts and not what is free now.
@@ -205,10 +187,7 @@ impl View {
 
     fn promise(&mut self, request: &AdmitRequest, need: Need, draft: Draft, now: Moment) -> Plan {
         let mut promised = |id: &NodeId, tier, bytes| {
-            let node = self
-                .nodes
-                .get_mut(id)
-                .expect("a draft names nodes of this view");
+            let node = self.nodes.get_mut(id).expect("a draft names nodes of this view");
             node.promise(tier, bytes, now);
             (node.target(), node.record.incarnation)
         };
@@ -223,8 +202,7 @@ impl View {
             nodes: vec![promised(&home.node, Tier::Remote, home.bytes).0],
         });
         let homes = homes.collect();
-        self.affinity
-            .remember(&request.hashes, &(draft.prefill, incarnation));
+        self.affinity.remember(&request.hashes, &(draft.prefill, incarnation));
         self.sequence += 1;
         Plan {
             session: request.session,
@@ -258,11 +236,7 @@ impl View {
 
     fn no_node(&self, role: Role, now: Moment) -> Refused {
         let live = self.live_count(role, now);
-        let listed = self
-            .nodes
-            .values()
-            .filter(|node| node.record.role == role)
-            .count();
+        let listed = self.nodes.values().filter(|node| node.record.role == role).count();
         Refused {
             reason: RefuseReason::NoNode,
             tier: None,
@@ -278,12 +252,7 @@ impl View {
         let (reason, retry_after, have, what) = if never {
             (RefuseReason::NeverFits, None, room.total, "exist at most")
         } else {
-            (
-                RefuseReason::Capacity,
-                Some(self.config.retry_capacity),
-                room.free,
-                "are free",
-            )
+            (RefuseReason::Capacity, Some(self.config.retry_capacity), room.free, "are free")
         };
         Refused {
             reason,

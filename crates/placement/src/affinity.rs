@@ -34,12 +34,7 @@ pub(crate) struct Affinity {
 
 impl Affinity {
     pub(crate) fn new(blocks_max: usize) -> Self {
-        Self {
-            blocks_max,
-            blocks: BTreeMap::new(),
-            by_use: BTreeMap::new(),
-            uses: 0,
-        }
+        Self { blocks_max, blocks: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0 }
     }
 
     /// How many leading blocks of `hashes` each node has; nodes with none are left out.
@@ -68,10 +63,7 @@ impl Affinity {
         let counted = PREFIX_MAX.min(self.blocks_max);
         for hash in hashes.iter().take(counted).rev() {
             self.uses += 1;
-            let fresh = Known {
-                used: self.uses,
-                starts: Vec::new(),
-            };
+            let fresh = Known { used: self.uses, starts: Vec::new() };
             let known = self.blocks.entry(*hash).or_insert(fresh);
             self.by_use.remove(&known.used);
             known.used = self.uses;

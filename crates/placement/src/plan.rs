@@ -96,13 +96,8 @@ pub enum RefuseReason {
 
 impl RefuseReason {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::NoNode,
-        Self::NeverFits,
-        Self::Capacity,
-        Self::UnknownModel,
-        Self::NotLeader,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::NoNode, Self::NeverFits, Self::Capacity, Self::UnknownModel, Self::NotLeader];
 
     /// The lower-case name used in metrics.
     #[must_use]

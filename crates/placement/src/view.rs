@@ -100,21 +100,13 @@ impl View {
         if known.is_some_and(|node| node.record == record) {
             return;
         }
-        let node = Node {
-            record: record.clone(),
-            report: None,
-            promises: Vec::new(),
-        };
+        let node = Node { record: record.clone(), report: None, promises: Vec::new() };
         self.nodes.insert(record.id, node);
     }
 
     /// A start of a node is gone; a later one stays.
     pub fn gone(&mut self, node: &NodeId, incarnation: Incarnation) {
-        if self
-            .nodes
-            .get(node)
-            .is_some_and(|known| known.record.incarnation <= incarnation)
-        {
+        if self.nodes.get(node).is_some_and(|known| known.record.incarnation <= incarnation) {
             self.nodes.remove(node);
         }
     }
@@ -159,9 +151,7 @@ impl View {
     }
 
     fn start_of(&mut self, node: &NodeId, incarnation: Incarnation) -> Option<&mut Node> {
-        self.nodes
-            .get_mut(node)
-            .filter(|known| known.record.incarnation == incarnation)
+        self.nodes.get_mut(node).filter(|known| known.record.incarnation == incarnation)
     }
 }
 
@@ -169,9 +159,7 @@ impl Node {
     /// Heard of lately, and not draining.
     pub(crate) fn live(&self, now: Moment, config: ViewConfig) -> bool {
         let lately = |at: Moment| now - at <= config.report_age_max;
-        self.report
-            .as_ref()
-            .is_some_and(|(report, at)| report.accepting && lately(*at))
+        self.report.as_ref().is_some_and(|(report, at)| report.accepting && lately(*at))
     }
 
     /// Room in one of its tiers, less what was promised; none in a tier it does not have.
@@ -181,10 +169,7 @@ impl Node {
         };
         let promised = self.promises.iter().filter(|promise| promise.tier == tier);
         let promised = promised.map(|promise| promise.bytes).sum();
-        Room {
-            free: capacity.free.saturating_sub(promised),
-            total: capacity.total,
-        }
+        Room { free: capacity.free.saturating_sub(promised), total: capacity.total }
     }
 
     /// What the node last said of a tier; `None` for one that it does not have.
@@ -196,24 +181,20 @@ impl Node {
     /// Whether its device can hold a prompt of so many blocks; a node that does not tell can.
     pub(crate) fn computes(&self, blocks: u32) -> bool {
         let bytes = ByteCount(self.record.block_bytes.0.saturating_mul(blocks.into()));
-        self.capacity(Tier::Device)
-            .is_none_or(|capacity| capacity.total >= bytes)
+        self.capacity(Tier::Device).is_none_or(|capacity| capacity.total >= bytes)
     }
 
     /// Requests that are there or on their way.
     pub(crate) fn load(&self) -> u64 {
-        let reported = self.report.as_ref().map_or(0, |(report, _)| {
-            u64::from(report.queued) + u64::from(report.running)
-        });
+        let reported = self
+            .report
+            .as_ref()
+            .map_or(0, |(report, _)| u64::from(report.queued) + u64::from(report.running));
         reported + self.promises.len() as u64
     }
 
     pub(crate) fn promise(&mut self, tier: Tier, bytes: ByteCount, now: Moment) {
-        self.promises.push(Promise {
-            made: now,
-            tier,
-            bytes,
-        });
+        self.promises.push(Promise { made: now, tier, bytes });
     }
 
     pub(crate) fn target(&self) -> Target {

@@ -28,10 +28,7 @@ pub struct Copy<S> {
 
 impl<S> Clone for Copy<S> {
     fn clone(&self) -> Self {
-        Self {
-            receipt: self.receipt.clone(),
-            slices: Arc::clone(&self.slices),
-        }
+        Self { receipt: self.receipt.clone(), slices: Arc::clone(&self.slices) }
     }
 }
 
@@ -57,13 +54,7 @@ struct Held<S> {
 impl<S> Default for Copies<S> {
     fn default() -> Self {
         let (held, idle) = (BTreeMap::new(), BTreeMap::new());
-        Self {
-            held,
-            idle,
-            clock: 0,
-            slices: 0,
-            pinned_slices: 0,
-        }
+        Self { held, idle, clock: 0, slices: 0, pinned_slices: 0 }
     }
 }
 
@@ -75,14 +66,7 @@ impl<S> Copies<S> {
             let count = copy.slices.len();
             self.slices += count;
             self.pinned_slices += count;
-            self.held.insert(
-                key,
-                Held {
-                    copy,
-                    pins: 1,
-                    touched: 0,
-                },
-            );
+            self.held.insert(key, Held { copy, pins: 1, touched: 0 });
         }
         key
     }
@@ -105,10 +89,7 @@ impl<S> Copies<S> {
     /// # Panics
     /// When the block was not pinned: a pin was given back twice.
     pub fn unpin(&mut self, key: CopyKey) {
-        let held = self
-            .held
-            .get_mut(&key)
-            .expect("a pinned block is not evicted");
+        let held = self.held.get_mut(&key).expect("a pinned block is not evicted");
         assert!(held.pins > 0, "{key:?} is not pinned");
         held.pins -= 1;
         if held.pins == 0 {

@@ -57,10 +57,7 @@ pub struct LandedBlock<F> {
 
 impl<F> Default for Landing<F> {
     fn default() -> Self {
-        Self {
-            blocks: BTreeMap::new(),
-            slots: BTreeMap::new(),
-        }
+        Self { blocks: BTreeMap::new(), slots: BTreeMap::new() }
     }
 }
 
@@ -69,11 +66,7 @@ impl<F> Landing<F> {
     #[must_use]
     pub fn find(&self, key: BlockKey, shard: ShardId) -> Option<LocatedBlock> {
         let block = self.blocks.get(&(key, shard))?;
-        Some(LocatedBlock {
-            key,
-            shard,
-            slices: block.refs.clone().into(),
-        })
+        Some(LocatedBlock { key, shard, slices: block.refs.clone().into() })
     }
 
     /// Opens slots for a block, one per checksum of the receipt.
@@ -88,23 +81,9 @@ impl<F> Landing<F> {
         for (i, at) in refs.iter().enumerate() {
             self.slots.insert(*at, (key, shard, i));
         }
-        let located = LocatedBlock {
-            key,
-            shard,
-            slices: refs.clone().into(),
-        };
-        let cells = slots
-            .into_iter()
-            .map(|(_, slot)| Cell::Waiting(slot))
-            .collect();
-        let former = self.blocks.insert(
-            (key, shard),
-            Block {
-                receipt,
-                refs,
-                cells,
-            },
-        );
+        let located = LocatedBlock { key, shard, slices: refs.clone().into() };
+        let cells = slots.into_iter().map(|(_, slot)| Cell::Waiting(slot)).collect();
+        let former = self.blocks.insert((key, shard), Block { receipt, refs, cells });
         assert!(former.is_none(), "block {key:?} is landing already");
         located
     }
@@ -116,10 +95,7 @@ impl<F> Landing<F> {
     pub fn open_write(&mut self, refs: &[SliceRef]) -> Result<Vec<F>, NotOpen> {
         let mut taken = Vec::with_capacity(refs.len());
         for (done, at) in refs.iter().enumerate() {
-            match self
-                .cell(*at)
-                .map(|cell| std::mem::replace(cell, Cell::Out))
-            {
+            match self.cell(*at).map(|cell| std::mem::replace(cell, Cell::Out)) {
                 Some(Cell::Waiting(slot)) => taken.push(slot),
                 other => {
                     if let (Some(cell), Some(former)) = (self.cell(*at), other) {
@@ -164,19 +140,13 @@ impl<F> Landing<F> {
             Cell::Waiting(_) | Cell::Out | Cell::Lost => None,
         };
         let slices: Option<Vec<F>> = block.cells.into_iter().map(landed).collect();
-        Some(LandedBlock {
-            receipt: block.receipt,
-            slices: slices?,
-        })
+        Some(LandedBlock { receipt: block.receipt, slices: slices? })
     }
 
     /// Shards of a key that are landing.
     pub fn shards_of(&self, key: BlockKey) -> Vec<ShardId> {
         let range = (key, ShardId(0))..=(key, ShardId(u16::MAX));
-        self.blocks
-            .range(range)
-            .map(|((_, shard), _)| *shard)
-            .collect()
+        self.blocks.range(range).map(|((_, shard), _)| *shard).collect()
     }
 
     /// Slots that belong to blocks in flight.

@@ -66,11 +66,7 @@ impl<T> Leases<T> {
     /// No sessions.
     #[must_use]
     pub fn new(limits: LeaseLimits) -> Self {
-        Self {
-            limits,
-            held: BTreeMap::new(),
-            tombstones: BTreeMap::new(),
-        }
+        Self { limits, held: BTreeMap::new(), tombstones: BTreeMap::new() }
     }
 
     /// Grants what `make` can take for the session, all or nothing.
@@ -89,10 +85,7 @@ impl<T> Leases<T> {
         make: impl FnOnce() -> Result<T, ReserveRefused>,
     ) -> Result<Granted, ReserveRefused> {
         let (session, epoch) = (request.session, request.epoch);
-        let stale = |seen: Epoch| ReserveRefused::StaleEpoch {
-            given: epoch.0,
-            seen: seen.0,
-        };
+        let stale = |seen: Epoch| ReserveRefused::StaleEpoch { given: epoch.0, seen: seen.0 };
         if let Some((seen, until)) = self.tombstones.get(&session)
             && *seen >= epoch
             && *until > now
@@ -105,11 +98,7 @@ impl<T> Leases<T> {
             Some(held) if held.epoch > epoch => return Err(stale(held.epoch)),
             Some(held) if held.epoch == epoch => {
                 held.ends = held.ends.max(ends);
-                let grant = Grant {
-                    session,
-                    epoch,
-                    secret: held.secret,
-                };
+                let grant = Grant { session, epoch, secret: held.secret };
                 return Ok(Granted { grant, lease });
             }
             Some(_) => {
@@ -119,29 +108,11 @@ impl<T> Leases<T> {
             None => {}
         }
         if self.held.len() >= self.limits.sessions_max {
-            return Err(ReserveRefused::Full {
-                wanted: request.slices,
-                free: 0,
-            });
+            return Err(ReserveRefused::Full { wanted: request.slices, free: 0 });
         }
         let state = make()?;
-        self.held.insert(
-            session,
-            Lease {
-                epoch,
-                secret,
-                ends,
-                state,
-            },
-        );
-        Ok(Granted {
-            grant: Grant {
-                session,
-                epoch,
-                secret,
-            },
-            lease,
-        })
+        self.held.insert(session, Lease { epoch, secret, ends, state });
+        Ok(Granted { grant: Grant { session, epoch, secret }, lease })
     }
 
     /// What the node holds for the bearer of a grant.
@@ -166,20 +137,12 @@ impl<T> Leases<T> {
     /// Ends a session. Idempotent; a release by a former owner does nothing. Returns what was
     /// held, to be dropped by the caller.
     pub fn release(&mut self, session: SessionId, epoch: Epoch, now: Moment) -> Option<T> {
-        if self
-            .held
-            .get(&session)
-            .is_some_and(|held| held.epoch > epoch)
-        {
+        if self.held.get(&session).is_some_and(|held| held.epoch > epoch) {
             return None;
         }
         self.bury(now);
-        let seen = self
-            .tombstones
-            .get(&session)
-            .map_or(epoch, |(seen, _)| epoch.max(*seen));
-        self.tombstones
-            .insert(session, (seen, now + self.limits.lease_max));
+        let seen = self.tombstones.get(&session).map_or(epoch, |(seen, _)| epoch.max(*seen));
+        self.tombstones.insert(session, (seen, now + self.limits.lease_max));
         self.held.remove(&session).map(|held| held.state)
     }
 
@@ -211,9 +174,7 @@ impl<T> Leases<T> {
 
     /// What is held, in order of session.
     pub fn iter(&self) -> impl Iterator<Item = (SessionId, &T)> {
-        self.held
-            .iter()
-            .map(|(session, held)| (*session, &held.state))
+        self.held.iter().map(|(session, held)| (*session, &held.state))
     }
 
     /// Sessions held.
@@ -257,8 +218,5 @@ impl<T> Leases<T> {
 
 /// Compares in time that does not depend on where the two differ.
 fn same_secret(a: &[u8; 16], b: &[u8; 16]) -> bool {
-    a.iter()
-        .zip(b)
-        .fold(0, |difference, (x, y)| difference | (x ^ y))
-        == 0
+    a.iter().zip(b).fold(0, |difference, (x, y)| difference | (x ^ y)) == 0
 }

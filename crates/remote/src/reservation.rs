@@ -31,10 +31,7 @@ pub struct Grant {
 impl std::fmt::Debug for Grant {
     /// The secret is not printed.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grant")
-            .field("session", &self.session)
-            .field("epoch", &self.epoch)
-            .finish()
+        f.debug_struct("Grant").field("session", &self.session).field("epoch", &self.epoch).finish()
     }
 }
 

@@ -225,10 +225,7 @@ impl Owner {
         let per_block = BLOCK_TOKENS as u32;
         let (blocks, tail_tokens) = (prompt_tokens / per_block, prompt_tokens % per_block);
         let slices = |blocks: u32| blocks.saturating_mul(slices_per_block);
-        let usage = Usage {
-            prompt_tokens,
-            ..Usage::default()
-        };
+        let usage = Usage { prompt_tokens, ..Usage::default() };
         let with_tail = slices(blocks + u32::from(tail_tokens > 0));
         let mut holders = homes(request, slices_per_block);
         holders.push((Holder::PrefillHost(request.plan.prefill.clone()), with_tail));
@@ -242,10 +239,7 @@ impl Owner {
             hashes: Arc::clone(&request.prompt.hashes),
             tail_tokens: u8::try_from(tail_tokens).expect("below the tokens of a block"),
             slices_per_block: slices_per_block as usize,
-            ledger: Ledger {
-                usage,
-                ..Ledger::default()
-            },
+            ledger: Ledger { usage, ..Ledger::default() },
             began: now,
             lease: LEASE,
             extend_at: now + extend_after(LEASE),
@@ -299,12 +293,7 @@ impl Owner {
                     effects.push(Effect::Emit(StreamItem::Token { token, logprob }));
                 }
             }
-            Event::EngineFinished {
-                finish,
-                sampled,
-                elapsed,
-                logits_digest,
-            } => {
+            Event::EngineFinished { finish, sampled, elapsed, logits_digest } => {
                 if matches!(self.phase, Phase::Decoding) {
                     self.ledger.usage.completion_tokens = sampled;
                     self.ledger.decode = elapsed;
@@ -349,10 +338,7 @@ impl Owner {
             return self.ask(asked + 1, effects);
         }
         self.ledger.queued = now - self.began;
-        self.phase = Phase::Prefilling {
-            sealed: 0,
-            resident: 0,
-        };
+        self.phase = Phase::Prefilling { sealed: 0, resident: 0 };
         let mut home_grants = Vec::new();
         let mut prefill_grant = None;
         for (holder, grant) in &self.held {
@@ -384,12 +370,7 @@ impl Owner {
             | ReserveRefused::Draining => (RefuseReason::Capacity, Some(RETRY_AFTER)),
         };
         let detail = format!("{tier}: {refused}");
-        let refused = Refused {
-            reason,
-            tier: Some(tier),
-            retry_after,
-            detail,
-        };
+        let refused = Refused { reason, tier: Some(tier), retry_after, detail };
         effects.push(Effect::Emit(StreamItem::Refused(refused)));
         self.end(Ended::Refused, effects);
     }
@@ -439,11 +420,7 @@ impl Owner {
         self.ledger.usage.cached_tokens = handover.cached_tokens;
         self.add_moved(&handover.moved);
         effects.extend(handover.tail.clone().map(|tail| Effect::Fetch(vec![tail])));
-        self.phase = Phase::Fetching {
-            handover,
-            resident,
-            since: now,
-        };
+        self.phase = Phase::Fetching { handover, resident, since: now };
         self.start_when_resident(now, effects);
     }
 
@@ -457,10 +434,7 @@ impl Owner {
 
     fn start_when_resident(&mut self, now: Moment, effects: &mut Vec<Effect>) {
         let wanted = self.hashes.len() + usize::from(self.tail_tokens > 0);
-        let Phase::Fetching {
-            resident, since, ..
-        } = self.phase
-        else {
+        let Phase::Fetching { resident, since, .. } = self.phase else {
             return;
         };
         if (resident as usize) < wanted {
@@ -500,11 +474,7 @@ impl Owner {
         }
         self.phase = Phase::Ended;
         let held = std::mem::take(&mut self.held);
-        effects.extend(
-            held.into_iter()
-                .rev()
-                .map(|(holder, _)| Effect::Release(holder)),
-        );
+        effects.extend(held.into_iter().rev().map(|(holder, _)| Effect::Release(holder)));
         effects.push(Effect::End(ended));
     }
 
@@ -525,18 +495,12 @@ fn homes(request: &GenerateRequest, slices_per_block: u32) -> Vec<(Holder, u32)>
     for home in &request.plan.homes {
         let slices = home.count.saturating_mul(slices_per_block);
         for target in &home.nodes {
-            match homes
-                .iter_mut()
-                .find(|(known, _)| known.node == target.node)
-            {
+            match homes.iter_mut().find(|(known, _)| known.node == target.node) {
                 Some((_, known)) => *known = known.saturating_add(slices),
                 None => homes.push((target.clone(), slices)),
             }
         }
     }
     homes.sort_by(|(a, _), (b, _)| a.node.cmp(&b.node));
-    homes
-        .into_iter()
-        .map(|(target, slices)| (Holder::Home(target), slices))
-        .collect()
+    homes.into_iter().map(|(target, slices)| (Holder::Home(target), slices)).collect()
 }

@@ -45,11 +45,7 @@ pub struct CopyLimits {
 impl Default for CopyLimits {
     /// Two batches: one on the wire while the home verifies the other.
     fn default() -> Self {
-        Self {
-            step_wait_max: Span::from_secs(2),
-            batch_slices_max: 512,
-            batches_per_call_max: 2,
-        }
+        Self { step_wait_max: Span::from_secs(2), batch_slices_max: 512, batches_per_call_max: 2 }
     }
 }
 
@@ -98,7 +94,10 @@ pub struct CopyError {
 #[derive(Debug, thiserror::Error)]
 pub enum CopyFailure {
     /// A block's slices and checksums differ in number: nothing of its batch was sent.
-    #[error("block {} has {slices} slices and {checksums} checksums; they must be as many", .index.0)]
+    #[error(
+        "block {} has {slices} slices and {checksums} checksums; they must be as many",
+        .index.0
+    )]
     Uneven {
         /// Which block of the sequence.
         index: BlockIdx,
@@ -180,11 +179,7 @@ impl Copier {
         }
         match failed {
             None => Ok(copied),
-            Some(failure) => Err(CopyError {
-                home: home.node.clone(),
-                copied,
-                failure,
-            }),
+            Some(failure) => Err(CopyError { home: home.node.clone(), copied, failure }),
         }
     }
 
@@ -211,9 +206,7 @@ impl Copier {
         }
         let (auth, deadline) = (home.credential(), self.deadline());
         let (refs, slices) = (&order.refs, &order.slices);
-        let writing = self
-            .transport
-            .write(&home.bulk, &auth, refs, slices, deadline);
+        let writing = self.transport.write(&home.bulk, &auth, refs, slices, deadline);
         let written = writing.await;
         let landed = match &written {
             Ok(()) => slices.len(),
@@ -253,19 +246,12 @@ impl Copier {
             let (slices, checksums) = (block.slices.len(), block.receipt.checksums.len());
             if slices != checksums {
                 let index = block.receipt.index;
-                return Err(CopyFailure::Uneven {
-                    index,
-                    slices,
-                    checksums,
-                });
+                return Err(CopyFailure::Uneven { index, slices, checksums });
             }
         }
         let step = CopyStep::Place;
         let receipts = blocks.iter().map(|block| block.receipt.clone()).collect();
-        let ask = v1::PlaceRequest::from(Place {
-            grant: home.grant.clone(),
-            receipts,
-        });
+        let ask = v1::PlaceRequest::from(Place { grant: home.grant.clone(), receipts });
         let mut client = proto::client::memory_node(home.control.clone());
         let asking = client.place(proto::with_deadline(ask, self.limits.step_wait_max));
         let answer = self.answer(step, asking).await?;
@@ -330,10 +316,7 @@ impl Copier {
     ) -> Result<T, CopyFailure> {
         let answered = timeout_at(self.deadline(), asking).await;
         let answer = answered.map_err(|_| CopyFailure::Late { step })?;
-        let status = |status| CopyFailure::Asked {
-            step,
-            status: Box::new(status),
-        };
+        let status = |status| CopyFailure::Asked { step, status: Box::new(status) };
         answer.map(Response::into_inner).map_err(status)
     }
 

@@ -127,10 +127,7 @@ impl Fetcher {
             room: Room::new(landing),
             limits,
             batches: Semaphore::new(limits.batches_max.clamp(1, Semaphore::MAX_PERMITS)),
-            quarantine: Mutex::new(Quarantine::new(
-                limits.quarantine_min,
-                limits.quarantine_max,
-            )),
+            quarantine: Mutex::new(Quarantine::new(limits.quarantine_min, limits.quarantine_max)),
             started: Instant::now(),
             counters: FetchCounters::default(),
         }
@@ -168,11 +165,8 @@ impl Fetcher {
         let parts: Vec<Group> = ranges.into_iter().map(cut).collect();
         let mut out: Vec<Option<FetchedBlock>> = Vec::new();
         out.resize_with(blocks.len(), || None);
-        self.run(&call, parts, |at, block| out[at] = Some(block))
-            .await?;
-        let all = out
-            .into_iter()
-            .map(|block| block.expect("run is all or error"));
+        self.run(&call, parts, |at, block| out[at] = Some(block)).await?;
+        let all = out.into_iter().map(|block| block.expect("run is all or error"));
         Ok(all.collect())
     }
 
@@ -204,20 +198,12 @@ impl Fetcher {
         sources: &'a [Source],
     ) -> Result<Call<'a>, FetchError> {
         if sources.is_empty() && !blocks.is_empty() {
-            return Err(FetchError::NoSources {
-                blocks: blocks.len(),
-            });
+            return Err(FetchError::NoSources { blocks: blocks.len() });
         }
         if let Some(empty) = blocks.iter().find(|block| slice_count(block) == 0) {
-            return Err(FetchError::NoSlices {
-                index: empty.receipt.index,
-            });
+            return Err(FetchError::NoSlices { index: empty.receipt.index });
         }
-        Ok(Call {
-            blocks,
-            sources,
-            deadline: Instant::now() + self.limits.call_wait_max.into(),
-        })
+        Ok(Call { blocks, sources, deadline: Instant::now() + self.limits.call_wait_max.into() })
     }
 
     async fn run(

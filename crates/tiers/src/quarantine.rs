@@ -35,11 +35,7 @@ struct Held {
 
 impl Quarantine {
     pub(crate) fn new(span_min: Span, span_max: Span) -> Self {
-        Self {
-            span_min,
-            span_max,
-            held: BTreeMap::new(),
-        }
+        Self { span_min, span_max, held: BTreeMap::new() }
     }
 
     pub(crate) fn is_held(&self, node: &NodeId, now: Moment) -> bool {

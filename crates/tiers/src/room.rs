@@ -23,10 +23,7 @@ pub(crate) struct Room {
 
 impl Room {
     pub(crate) fn new(slab: Slab) -> Self {
-        Self {
-            slab,
-            turn: Semaphore::new(1),
-        }
+        Self { slab, turn: Semaphore::new(1) }
     }
 
     pub(crate) fn total(&self) -> usize {
@@ -69,10 +66,6 @@ impl Room {
             let now = self.slab.occupancy();
             (now.free, now.total)
         };
-        FetchError::NoRoom {
-            wanted,
-            free,
-            total,
-        }
+        FetchError::NoRoom { wanted, free, total }
     }
 }

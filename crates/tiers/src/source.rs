@@ -34,8 +34,5 @@ impl Source {
 
 /// The same place in the bulk transport's words.
 pub(crate) fn slot_ref(at: &SliceRef) -> SlotRef {
-    SlotRef {
-        slot: at.slot,
-        generation: at.generation,
-    }
+    SlotRef { slot: at.slot, generation: at.generation }
 }

@@ -40,10 +40,7 @@ pub(crate) async fn verify(blocks: Vec<Arrived>) -> Result<Vec<Verified>, Stoppe
 }
 
 fn verify_all(blocks: Vec<Arrived>) -> Vec<Verified> {
-    let check = |block: Arrived| Verified {
-        wrong: first_wrong(&block),
-        slots: block.slots,
-    };
+    let check = |block: Arrived| Verified { wrong: first_wrong(&block), slots: block.slots };
     blocks.into_iter().map(check).collect()
 }
 

@@ -112,10 +112,7 @@ impl BlockHashes {
     #[must_use]
     pub fn from_root(root: BlockHash, tokens: &[TokenId]) -> Vec<BlockHash> {
         let mut chain = BlockChain::new(root);
-        tokens
-            .iter()
-            .filter_map(|token| chain.push(*token))
-            .collect()
+        tokens.iter().filter_map(|token| chain.push(*token)).collect()
     }
 }
 
@@ -134,11 +131,7 @@ impl BlockChain {
     /// A chain without tokens.
     #[must_use]
     pub fn new(root: BlockHash) -> Self {
-        Self {
-            parent: root,
-            open: [TokenId(0); BLOCK_TOKENS],
-            filled: 0,
-        }
+        Self { parent: root, open: [TokenId(0); BLOCK_TOKENS], filled: 0 }
     }
 
     /// Adds a token; gives the hash of the block that it completes.

@@ -37,9 +37,7 @@ pub(crate) struct Words {
 
 fn split(pattern: &str) -> Result<PreTokenizerWrapper, BuildError> {
     let words = Split::new(SplitPattern::Regex(pattern.to_owned()), Isolated, false);
-    let words = words.map_err(|error| BuildError::Rejected {
-        reason: error.to_string(),
-    })?;
+    let words = words.map_err(|error| BuildError::Rejected { reason: error.to_string() })?;
     let bytes = ByteLevel::new(false, true, false);
     Ok(Sequence::new(vec![words.into(), bytes.into()]).into())
 }
@@ -63,11 +61,9 @@ impl Words {
                 splitter: split(QWEN2)?,
                 ignore_merges: false,
             }),
-            "llama-bpe" => Ok(Self {
-                normalizer: None,
-                splitter: split(LLAMA_BPE)?,
-                ignore_merges: true,
-            }),
+            "llama-bpe" => {
+                Ok(Self { normalizer: None, splitter: split(LLAMA_BPE)?, ignore_merges: true })
+            }
             _ => Err(BuildError::UnknownPreTokenizer {
                 name: name.chars().take(80).collect(),
                 known: NAMES,

@@ -33,11 +33,7 @@ pub struct StreamDecoder {
 
 impl StreamDecoder {
     pub(crate) fn new(vocabulary: Arc<Vocabulary>, control: ControlTokens) -> Self {
-        Self {
-            vocabulary,
-            control,
-            tail: Vec::new(),
-        }
+        Self { vocabulary, control, tail: Vec::new() }
     }
 
     /// Takes the next token and gives the text that is whole now, which may be none.

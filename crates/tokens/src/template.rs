@@ -111,10 +111,7 @@ impl RenderError {
 }
 
 fn field(message: Option<usize>) -> String {
-    message.map_or_else(
-        || "messages".to_owned(),
-        |index| format!("messages[{index}]"),
-    )
+    message.map_or_else(|| "messages".to_owned(), |index| format!("messages[{index}]"))
 }
 
 /// Marks an error as the template's own refusal, as opposed to a failure of the template.
@@ -163,12 +160,7 @@ impl ChatTemplate {
             line: error.line().unwrap_or(0),
             reason: describe(&error),
         })?;
-        Ok(Self {
-            env,
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
-            limits,
-        })
+        Ok(Self { env, bos: bos.to_owned(), eos: eos.to_owned(), limits })
     }
 
     /// The text of a dialogue. `now_unix_s` is what the template sees as the time, in UTC.
@@ -197,11 +189,7 @@ impl ChatTemplate {
             documents => Value::from(()),
             strftime_now => Value::from_function(strftime),
         };
-        let mut out = Bounded {
-            bytes: Vec::new(),
-            max: self.limits.output_bytes_max,
-            full: false,
-        };
+        let mut out = Bounded { bytes: Vec::new(), max: self.limits.output_bytes_max, full: false };
         let template = self.env.get_template(NAME).expect("added when parsed");
         let rendered = template.render_captured_to(values, &mut out).map(drop);
         let message = match looking_at.load(Ordering::Relaxed) {
@@ -217,9 +205,7 @@ impl ChatTemplate {
 
     fn failure(&self, error: &Error, message: Option<usize>) -> RenderError {
         if error.kind() == ErrorKind::OutOfFuel {
-            return RenderError::OutOfFuel {
-                fuel: self.limits.fuel,
-            };
+            return RenderError::OutOfFuel { fuel: self.limits.fuel };
         }
         let source = std::error::Error::source(error);
         if source.is_some_and(<dyn std::error::Error>::is::<Raised>) {
@@ -228,10 +214,7 @@ impl ChatTemplate {
                 reason: error.detail().unwrap_or_default().to_owned(),
             };
         }
-        RenderError::Template {
-            message,
-            reason: describe(error),
-        }
+        RenderError::Template { message, reason: describe(error) }
     }
 }
 

@@ -195,9 +195,7 @@ impl Tokenizer {
         let kinds = kinds(&arrays)?;
         let special = special_ids(&arrays)?;
         let all_literals = literals(&arrays.tokens, &kinds, |kind| kind != TokenKind::Normal);
-        let user_literals = literals(&arrays.tokens, &kinds, |kind| {
-            kind == TokenKind::UserDefined
-        });
+        let user_literals = literals(&arrays.tokens, &kinds, |kind| kind == TokenKind::UserDefined);
         let control_literals = literals(&arrays.tokens, &kinds, |kind| kind == TokenKind::Control);
         let vocabulary = Arc::new(Vocabulary::try_new(&arrays.tokens, kinds)?);
         let add_bos = arrays.add_bos;
@@ -231,9 +229,8 @@ impl Tokenizer {
                 Piece::Token(id) => out.push(id),
                 Piece::Text(text) => {
                     let encoded = self.bpe.encode_fast(text, false);
-                    let encoded = encoded.map_err(|error| EncodeError {
-                        reason: error.to_string(),
-                    })?;
+                    let encoded =
+                        encoded.map_err(|error| EncodeError { reason: error.to_string() })?;
                     out.extend(encoded.get_ids().iter().copied().map(TokenId));
                 }
             }
@@ -324,33 +321,21 @@ impl Tokenizer {
 fn kinds(arrays: &TokenizerArrays) -> Result<Vec<TokenKind>, BuildError> {
     let count = arrays.tokens.len();
     if count == 0 || count > TOKENS_MAX {
-        return Err(BuildError::TokenCount {
-            count,
-            max: TOKENS_MAX,
-        });
+        return Err(BuildError::TokenCount { count, max: TOKENS_MAX });
     }
     if arrays.token_types.len() != count {
-        return Err(BuildError::LengthMismatch {
-            tokens: count,
-            types: arrays.token_types.len(),
-        });
+        return Err(BuildError::LengthMismatch { tokens: count, types: arrays.token_types.len() });
     }
     let mut seen = BTreeSet::new();
     let mut kinds = Vec::with_capacity(count);
     for (index, (text, number)) in arrays.tokens.iter().zip(&arrays.token_types).enumerate() {
         let kind = TokenKind::from_number(*number);
-        let kind = kind.ok_or(BuildError::UnknownType {
-            index,
-            value: *number,
-        })?;
+        let kind = kind.ok_or(BuildError::UnknownType { index, value: *number })?;
         if text.is_empty() && kind != TokenKind::Normal {
             return Err(BuildError::EmptySpecial { index });
         }
         if !seen.insert(text.as_str()) {
-            return Err(BuildError::DuplicateToken {
-                index,
-                text: text.clone(),
-            });
+            return Err(BuildError::DuplicateToken { index, text: text.clone() });
         }
         kinds.push(kind);
     }
@@ -407,15 +392,11 @@ fn bpe(arrays: TokenizerArrays, words: Words) -> Result<tokenizers::Tokenizer, B
         .vocab_and_merges(vocabulary, merges)
         .ignore_merges(words.ignore_merges)
         .build()
-        .map_err(|error| BuildError::Rejected {
-            reason: error.to_string(),
-        })?;
+        .map_err(|error| BuildError::Rejected { reason: error.to_string() })?;
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);
     tokenizer.with_pre_tokenizer(Some(words.splitter));
     let normalized = tokenizer.with_normalizer(words.normalizer);
-    normalized.map_err(|error| BuildError::Rejected {
-        reason: error.to_string(),
-    })?;
+    normalized.map_err(|error| BuildError::Rejected { reason: error.to_string() })?;
     Ok(tokenizer)
 }
 

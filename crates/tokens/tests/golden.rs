@@ -28,9 +28,7 @@ fn model() -> Option<PathBuf> {
         Some(dir) => PathBuf::from(dir),
         None => PathBuf::from(std::env::var_os("HOME")?).join(".cache"),
     };
-    let alias = checkpoint::ALIASES
-        .iter()
-        .find(|a| a.name == checkpoint::DEFAULT_ALIAS)?;
+    let alias = checkpoint::ALIASES.iter().find(|a| a.name == checkpoint::DEFAULT_ALIAS)?;
     let cache = checkpoint::ModelCache::new(cache.join("oasiskv"));
     let path = cache.model_dir(alias.name).join(alias.file);
     path.is_file().then_some(path)
@@ -59,10 +57,7 @@ fn tokenizer(gguf: &Gguf) -> Tokenizer {
         bos: meta.u32_opt(&key("bos_token_id")).unwrap(),
         eos: meta.u32_opt(&key("eos_token_id")).unwrap(),
         eot: meta.u32_opt(&key("eot_token_id")).unwrap(),
-        add_bos: meta
-            .bool_opt(&key("add_bos_token"))
-            .unwrap()
-            .unwrap_or(false),
+        add_bos: meta.bool_opt(&key("add_bos_token")).unwrap().unwrap_or(false),
     };
     Tokenizer::from_gguf_arrays(arrays).unwrap()
 }
@@ -97,13 +92,7 @@ fn token_ids_equal_the_reference_on_a_thousand_lines() {
     let t = tokenizer(&gguf);
     let lines: Vec<Line> = golden("tokenizer.jsonl").lines().map(parse).collect();
     assert_eq!(lines.len(), 1000);
-    for Line {
-        kind,
-        text,
-        ids,
-        ids_plain,
-    } in &lines
-    {
+    for Line { kind, text, ids, ids_plain } in &lines {
         let parsed = t.encode(text, SpecialTokens::Parse).unwrap();
         assert_eq!(&numbers(&parsed), ids, "{kind}: {text:?}");
         let plain = t.encode(text, SpecialTokens::AsText).unwrap();

@@ -25,9 +25,7 @@ impl FromStr for BulkAddress {
     type Err = InvalidAddress;
 
     fn from_str(text: &str) -> Result<Self, InvalidAddress> {
-        let invalid = || InvalidAddress {
-            text: text.chars().take(80).collect(),
-        };
+        let invalid = || InvalidAddress { text: text.chars().take(80).collect() };
         let authority = text.strip_prefix("tcp://").ok_or_else(invalid)?;
         let (host, port) = authority.rsplit_once(':').ok_or_else(invalid)?;
         let port_ok = port.parse::<u16>().is_ok_and(|port| port != 0);
@@ -59,21 +57,10 @@ mod tests {
 
     #[test]
     fn bulk_addresses_round_trip_and_bad_ones_are_named() {
-        for good in [
-            "tcp://127.0.0.1:7000",
-            "tcp://[::1]:1",
-            "tcp://memory-0.kv:65535",
-        ] {
+        for good in ["tcp://127.0.0.1:7000", "tcp://[::1]:1", "tcp://memory-0.kv:65535"] {
             assert_eq!(good.parse::<BulkAddress>().unwrap().to_string(), good);
         }
-        for bad in [
-            "",
-            "127.0.0.1:1",
-            "tcp://:1",
-            "tcp://a:0",
-            "tcp://a:65536",
-            "tcp://a/b:1",
-        ] {
+        for bad in ["", "127.0.0.1:1", "tcp://:1", "tcp://a:0", "tcp://a:65536", "tcp://a/b:1"] {
             assert!(bad.parse::<BulkAddress>().is_err(), "{bad}");
         }
     }

@@ -70,10 +70,7 @@ pub enum Refusal {
 
 /// [`Refusal`] without its details: a closed set, for metric labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(
-    missing_docs,
-    reason = "each is documented at the refusal of the same name"
-)]
+#[expect(missing_docs, reason = "each is documented at the refusal of the same name")]
 pub enum RefusalReason {
     NoGrant,
     Expired,

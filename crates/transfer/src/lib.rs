@@ -5,10 +5,7 @@
 //! the [`Gate`]'s decision. Verifying what arrived (P2), choosing a peer and retrying are the
 //! business of the callers. TLS is not here yet; bind to loopback or to links you trust (P7).
 
-#![expect(
-    unsafe_code,
-    reason = "slabs are mmapped; every block has its SAFETY note"
-)]
+#![expect(unsafe_code, reason = "slabs are mmapped; every block has its SAFETY note")]
 
 mod address;
 mod gate;

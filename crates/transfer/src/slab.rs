@@ -119,11 +119,7 @@ impl Inner {
             let before = self.generations[index as usize].fetch_add(1, Ordering::Relaxed);
             self.guards[index as usize].store(1, Ordering::Relaxed);
             out.push(SlotMut {
-                slot: Slot {
-                    inner: Arc::clone(self),
-                    index,
-                    generation: before.wrapping_add(1),
-                },
+                slot: Slot { inner: Arc::clone(self), index, generation: before.wrapping_add(1) },
             });
         }
         out
@@ -147,11 +143,7 @@ impl Slab {
         };
         let mapping =
             Mapping::try_new(bytes, huge).map_err(|source| SlabError::Map { bytes, source })?;
-        let state = State {
-            returned: Vec::new(),
-            fresh: 0,
-            reserved: 0,
-        };
+        let state = State { returned: Vec::new(), fresh: 0, reserved: 0 };
         Ok(Self {
             inner: Arc::new(Inner {
                 mapping,
@@ -189,20 +181,13 @@ impl Slab {
         self.check(&state, wanted)?;
         state.reserved += wanted;
         drop(state);
-        Ok(SlabReservation {
-            inner: Arc::clone(&self.inner),
-            left: wanted,
-        })
+        Ok(SlabReservation { inner: Arc::clone(&self.inner), left: wanted })
     }
 
     fn check(&self, state: &State, wanted: u32) -> Result<(), SlabFull> {
         let free = self.inner.unused(state) - state.reserved;
         if wanted > free {
-            return Err(SlabFull {
-                wanted,
-                free,
-                total: self.inner.total,
-            });
+            return Err(SlabFull { wanted, free, total: self.inner.total });
         }
         Ok(())
     }
@@ -258,10 +243,7 @@ impl SlabReservation {
     /// Splits off the right to `count` slots; `None`, and nothing changes, when fewer are left.
     pub fn split(&mut self, count: u32) -> Option<Self> {
         self.left = self.left.checked_sub(count)?;
-        Some(Self {
-            inner: Arc::clone(&self.inner),
-            left: count,
-        })
+        Some(Self { inner: Arc::clone(&self.inner), left: count })
     }
 }
 
@@ -319,12 +301,7 @@ impl DerefMut for SlotMut {
         // SAFETY: a slot inside a `SlotMut` has no other guard (alloc makes one, `seal` gives it
         // away, `SlotMut` is not Clone), and guards of other slots cover other ranges, so the
         // `&mut self` borrow is the only access to these bytes.
-        unsafe {
-            self.slot
-                .inner
-                .mapping
-                .slice_mut(offset, self.slot.inner.slot_bytes)
-        }
+        unsafe { self.slot.inner.mapping.slice_mut(offset, self.slot.inner.slot_bytes) }
     }
 }
 
@@ -371,11 +348,7 @@ impl Clone for Slot {
         // Relaxed as in Arc: a new guard is made from one that is held.
         let before = self.guards().fetch_add(1, Ordering::Relaxed);
         assert!(before < u32::MAX / 2, "guards of one slot fit in u32");
-        Self {
-            inner: Arc::clone(&self.inner),
-            index: self.index,
-            generation: self.generation,
-        }
+        Self { inner: Arc::clone(&self.inner), index: self.index, generation: self.generation }
     }
 }
 

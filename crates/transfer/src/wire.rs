@@ -151,10 +151,7 @@ impl<'a> Reader<'a> {
     }
 
     fn take<const M: usize>(&mut self) -> [u8; M] {
-        let (field, rest) = self
-            .rest
-            .split_first_chunk()
-            .expect("layouts fit their arrays");
+        let (field, rest) = self.rest.split_first_chunk().expect("layouts fit their arrays");
         self.rest = rest;
         *field
     }
@@ -177,11 +174,7 @@ impl<'a> Reader<'a> {
 
     /// What is left must be zero, so that a later version can give it a meaning.
     fn end(self) -> Result<(), Malformed> {
-        if self.rest.iter().all(|byte| *byte == 0) {
-            Ok(())
-        } else {
-            Err(Malformed::Reserved)
-        }
+        if self.rest.iter().all(|byte| *byte == 0) { Ok(()) } else { Err(Malformed::Reserved) }
     }
 }
 
@@ -213,10 +206,7 @@ impl Hello {
         if reader.u16() != 0 {
             return Err(Malformed::Reserved);
         }
-        let hello = Self {
-            refs_max: reader.u32(),
-            frame_kib_max: reader.u32(),
-        };
+        let hello = Self { refs_max: reader.u32(), frame_kib_max: reader.u32() };
         reader.end()?;
         Ok(hello)
     }
@@ -301,9 +291,7 @@ impl Answer {
                 count: checked_count(count)?,
                 slice_bytes: checked_slice(slice_bytes)?,
             },
-            2 => Verdict::Landed {
-                count: checked_count(count)?,
-            },
+            2 => Verdict::Landed { count: checked_count(count)? },
             3 => Verdict::Refused(refusal_from(reason, detail)?),
             other => return Err(Malformed::Kind(other)),
         };
@@ -347,10 +335,7 @@ pub(crate) fn encode_refs(refs: &[SlotRef], out: &mut Vec<u8>) {
 
 /// References from their bytes; a rest of less than one reference is ignored.
 pub(crate) fn decode_refs(bytes: &[u8]) -> Vec<SlotRef> {
-    let one = |mut reader: Reader<'_>| SlotRef {
-        slot: reader.u32(),
-        generation: reader.u32(),
-    };
+    let one = |mut reader: Reader<'_>| SlotRef { slot: reader.u32(), generation: reader.u32() };
     let chunks = bytes.chunks_exact(REF_BYTES);
     chunks.map(|rest| one(Reader { rest })).collect()
 }

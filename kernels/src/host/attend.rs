@@ -71,27 +71,13 @@ pub(super) fn launch(
     slots: &SlotArena,
     launch: Attend<'_, HostDevice>,
 ) {
-    let Attend {
-        shape,
-        q,
-        positions,
-        sequences,
-        scale,
-        out,
-    } = launch;
+    let Attend { shape, q, positions, sequences, scale, out } = launch;
     let width = shape.heads * shape.head_dim;
     let rows = positions.len();
     let read = slots.read();
     let slots = read.view();
-    assert_eq!(
-        slots.head_dim(),
-        shape.head_dim,
-        "the slots hold heads of another width"
-    );
-    assert!(
-        shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0,
-        "heads do not share evenly"
-    );
+    assert_eq!(slots.head_dim(), shape.head_dim, "the slots hold heads of another width");
+    assert!(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "heads do not share evenly");
     let work = Work {
         device,
         slots,
@@ -106,9 +92,7 @@ pub(super) fn launch(
     let jobs = work.cut(&mut scratch.tiles);
     let tiles = &scratch.tiles;
     if tiles.len() >= TILES_PER_THREAD * device.pool.threads() || jobs == tiles.len() {
-        device
-            .pool
-            .run(tiles.len(), &|tile| work.whole(&tiles[tile]));
+        device.pool.run(tiles.len(), &|tile| work.whole(&tiles[tile]));
         return;
     }
     let stride = TILE_QUERIES * State::len(shape.head_dim);
@@ -142,30 +126,18 @@ impl Work<'_> {
         tiles.clear();
         let mut jobs = 0;
         let each = (TILE_QUERIES / self.group).max(1);
-        assert!(
-            self.group <= TILE_QUERIES,
-            "a KV head serves at most {TILE_QUERIES} heads"
-        );
+        assert!(self.group <= TILE_QUERIES, "a KV head serves at most {TILE_QUERIES} heads");
         for (sequence, rows) in self.sequences.iter().enumerate() {
             let AttendSequence { rows, tables } = rows;
             assert_eq!(tables.len(), self.shape.kv_heads, "one table per KV head");
-            assert!(
-                rows.end <= self.positions.len(),
-                "rows {rows:?} are beyond the batch"
-            );
+            assert!(rows.end <= self.positions.len(), "rows {rows:?} are beyond the batch");
             for first in rows.clone().step_by(each) {
                 let rows = first..rows.end.min(first + each);
                 let last = self.positions[rows.end - 1];
                 for kv_head in 0..self.shape.kv_heads {
                     let splits = last as usize / (SPLIT_BLOCKS * BLOCK_TOKENS) + 1;
                     let rows = rows.clone();
-                    tiles.push(Tile {
-                        sequence,
-                        kv_head,
-                        rows,
-                        first_job: jobs,
-                        splits,
-                    });
+                    tiles.push(Tile { sequence, kv_head, rows, first_job: jobs, splits });
                     jobs += splits;
                 }
             }
@@ -196,11 +168,7 @@ impl Work<'_> {
         let table = self.sequences[tile.sequence].tables[tile.kv_head];
         let first = split * SPLIT_BLOCKS;
         let last = self.positions[tile.rows.end - 1] as usize / BLOCK_TOKENS;
-        assert!(
-            last < table.len(),
-            "block {last} of a table of {} blocks",
-            table.len()
-        );
+        assert!(last < table.len(), "block {last} of a table of {} blocks", table.len());
         let blocks = &table[first..(last + 1).min(first + SPLIT_BLOCKS)];
         let head_dim = self.shape.head_dim;
         let queries = self.queries(tile);
@@ -210,12 +178,7 @@ impl Work<'_> {
         }
         block::walk(
             self.device.active,
-            Blocks {
-                slots: self.slots,
-                first,
-                blocks,
-                group: self.group,
-            },
+            Blocks { slots: self.slots, first, blocks, group: self.group },
             &self.positions[tile.rows.clone()],
             states,
         );

@@ -93,12 +93,7 @@ impl QuantisedRows {
                 let sums = unsafe { sums.part(row * blocks, blocks) };
                 // SAFETY: as above.
                 let scaled_sums = unsafe { scaled.part(row * blocks, blocks) };
-                let to = RowMut {
-                    codes,
-                    scales,
-                    sums,
-                    scaled_sums,
-                };
+                let to = RowMut { codes, scales, sums, scaled_sums };
                 quantise(device.active, &x[row * k..][..k], to);
             }
         });
@@ -126,20 +121,12 @@ for_each_isa! {
 /// or NaN value gets a NaN scale, so that every product of its row is NaN.
 #[inline(always)]
 fn quantise_lanes<V: Lanes>(x: &[f32], to: RowMut<'_>) {
-    let blocks = x
-        .as_chunks::<BLOCK>()
-        .0
-        .iter()
-        .zip(to.codes.as_chunks_mut::<BLOCK>().0);
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(to.codes.as_chunks_mut::<BLOCK>().0);
     for (at, (x, codes)) in blocks.enumerate() {
         let [low, high] = halves(x).map(V::load);
         let (scale, inverse) = if low.all_finite() & high.all_finite() {
             let largest = low.abs().max(high.abs()).largest();
-            if largest > TINY {
-                (largest / 32767.0, 32767.0 / largest)
-            } else {
-                (0.0, 0.0)
-            }
+            if largest > TINY { (largest / 32767.0, 32767.0 / largest) } else { (0.0, 0.0) }
         } else {
             (f32::NAN, 0.0)
         };
@@ -243,27 +230,16 @@ pub(super) fn launch(
     let Some(first) = outputs.first() else { return };
     let k = first.weight.inputs();
     let x = &x.as_slice()[..rows * k];
-    if outputs
-        .iter()
-        .any(|output| output.weight.format().code_form().is_some())
-    {
+    if outputs.iter().any(|output| output.weight.format().code_form().is_some()) {
         quantised.fill(device, x, rows, k);
     }
-    assert!(
-        outputs.len() <= OUTPUTS_MAX,
-        "{} weights in one matmul",
-        outputs.len()
-    );
+    assert!(outputs.len() <= OUTPUTS_MAX, "{} weights in one matmul", outputs.len());
     let mut targets = [const { None }; OUTPUTS_MAX];
     let mut tiles = 0;
     let products = rows.min(TILE_ROWS) * k * LANES;
     for (output, target) in outputs.iter_mut().zip(&mut targets) {
         let n = output.weight.outputs();
-        assert_eq!(
-            output.weight.inputs(),
-            k,
-            "weights of one matmul have the same inputs"
-        );
+        assert_eq!(output.weight.inputs(), k, "weights of one matmul have the same inputs");
         let panels = n.div_ceil(LANES);
         let wanted = (panels * products).div_ceil(TILE_PRODUCTS).clamp(1, panels);
         let each = panels.div_ceil(wanted);
@@ -280,22 +256,11 @@ pub(super) fn launch(
     let quantised = &*quantised;
     device.pool.run(tiles * rows.div_ceil(TILE_ROWS), &|tile| {
         let (tile, row_tile) = (tile % tiles, tile / tiles);
-        let mut reached = targets
-            .iter()
-            .flatten()
-            .take_while(|target| target.first_tile <= tile);
-        let target = reached
-            .by_ref()
-            .last()
-            .expect("the first target starts at tile 0");
+        let mut reached = targets.iter().flatten().take_while(|target| target.first_tile <= tile);
+        let target = reached.by_ref().last().expect("the first target starts at tile 0");
         let first_row = row_tile * TILE_ROWS;
         let rows = first_row..rows.min(first_row + TILE_ROWS);
-        let pass = Pass {
-            x,
-            quantised,
-            first_row,
-            count: 0,
-        };
+        let pass = Pass { x, quantised, first_row, count: 0 };
         target.multiply(device.active, tile, rows, pass);
     });
 }
@@ -395,24 +360,11 @@ fn check<C: Codes>(panel: CodePanel<'_>, rows: &[QuantisedRow<'_>]) {
         );
     }
     let blocks = panel.parts / C::FORM.parts;
-    assert_eq!(
-        panel.codes.len(),
-        blocks * C::FORM.block_bytes(),
-        "codes of a panel"
-    );
+    assert_eq!(panel.codes.len(), blocks * C::FORM.block_bytes(), "codes of a panel");
     assert!(panel.scales.fits(C::FORM, panel.parts), "scales of a panel");
-    assert!(
-        !C::FORM.minima || panel.minima.fits(C::FORM, blocks),
-        "minima of a panel"
-    );
+    assert!(!C::FORM.minima || panel.minima.fits(C::FORM, blocks), "minima of a panel");
     for row in rows {
-        assert!(
-            row.codes.len() == blocks * BLOCK && row.scales.len() == blocks,
-            "a row's blocks"
-        );
-        assert!(
-            row.sums.len() == blocks && row.scaled_sums.len() == blocks,
-            "a row's sums"
-        );
+        assert!(row.codes.len() == blocks * BLOCK && row.scales.len() == blocks, "a row's blocks");
+        assert!(row.sums.len() == blocks && row.scaled_sums.len() == blocks, "a row's sums");
     }
 }

@@ -89,15 +89,9 @@ impl Pool {
     pub(super) fn start(threads: NonZeroUsize) -> Result<Self, OpenError> {
         let threads = threads.get();
         if threads > THREADS_MAX {
-            return Err(OpenError::Threads {
-                threads,
-                max: THREADS_MAX,
-            });
+            return Err(OpenError::Threads { threads, max: THREADS_MAX });
         }
-        let mut pool = Self {
-            board: Arc::default(),
-            workers: Vec::new(),
-        };
+        let mut pool = Self { board: Arc::default(), workers: Vec::new() };
         for index in 1..threads {
             let board = Arc::clone(&pool.board);
             let worker = thread::Builder::new()
@@ -130,18 +124,11 @@ impl Pool {
         };
         let reference = LaunchRef(NonNull::from(&launch).cast());
         // Posted until the guard is dropped, also when a tile panics here.
-        let posted = Posting {
-            board: &self.board,
-            launch: &launch,
-            reference,
-        };
+        let posted = Posting { board: &self.board, launch: &launch, reference };
         self.board.post(reference);
         launch.work();
         drop(posted);
-        assert!(
-            !launch.poisoned.load(Ordering::Relaxed),
-            "a tile of a kernel panicked"
-        );
+        assert!(!launch.poisoned.load(Ordering::Relaxed), "a tile of a kernel panicked");
     }
 }
 
@@ -155,14 +142,8 @@ struct Posting<'a> {
 impl Drop for Posting<'_> {
     fn drop(&mut self) {
         // No tile may start after a panic of ours; harmless otherwise, all are taken.
-        self.launch
-            .next
-            .fetch_max(self.launch.tiles, Ordering::Relaxed);
-        self.board
-            .posted
-            .lock()
-            .launches
-            .retain(|posted| *posted != self.reference);
+        self.launch.next.fetch_max(self.launch.tiles, Ordering::Relaxed);
+        self.board.posted.lock().launches.retain(|posted| *posted != self.reference);
         let mut spins = 0;
         while self.launch.workers.load(Ordering::Acquire) > 0 {
             if spins < SPINS_MAX {
@@ -262,9 +243,7 @@ impl Drop for Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("threads", &self.threads())
-            .finish()
+        f.debug_struct("Pool").field("threads", &self.threads()).finish()
     }
 }
 
@@ -284,10 +263,7 @@ impl<T> Shared<T> {
     /// The caller keeps `slice` borrowed while tiles run.
     pub(super) fn new(slice: &mut [T]) -> Self {
         let len = slice.len();
-        Self {
-            first: NonNull::from(slice).cast(),
-            len,
-        }
+        Self { first: NonNull::from(slice).cast(), len }
     }
 
     /// A part of the slice.
@@ -296,11 +272,7 @@ impl<T> Shared<T> {
     /// The slice is still borrowed for this use and no other tile touches the part.
     pub(super) unsafe fn part<'a>(self, at: usize, len: usize) -> &'a mut [T] {
         let end = at.checked_add(len).expect("a part's end is an index");
-        assert!(
-            end <= self.len,
-            "part {at}..{end} of a slice of {}",
-            self.len
-        );
+        assert!(end <= self.len, "part {at}..{end} of a slice of {}", self.len);
         // SAFETY: at <= len of the allocation.
         let first = unsafe { self.first.add(at) };
         // SAFETY: in bounds as asserted; exclusive and alive by the caller's promise.

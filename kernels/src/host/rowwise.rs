@@ -25,13 +25,7 @@ fn tile_rows(width: usize) -> usize {
 }
 
 pub(super) fn rms_norm(device: &HostDevice, launch: RmsNorm<'_, HostDevice>) {
-    let RmsNorm {
-        rows,
-        x,
-        gamma,
-        eps,
-        y,
-    } = launch;
+    let RmsNorm { rows, x, gamma, eps, y } = launch;
     let gamma = gamma.as_slice();
     let width = gamma.len();
     let x = &x.as_slice()[..rows * width];
@@ -69,10 +63,7 @@ fn normalise_lanes<V: Lanes>(x: &[f32], gamma: &[f32], eps: f32, y: &mut [f32]) 
     let (y_chunks, y_rest) = y.as_chunks_mut::<LANES>();
     let (gammas, gamma_rest) = gamma.as_chunks::<LANES>();
     for ((y, x), gamma) in y_chunks.iter_mut().zip(chunks).zip(gammas) {
-        V::load(x)
-            .mul(V::splat(factor))
-            .mul(V::load(gamma))
-            .store(y);
+        V::load(x).mul(V::splat(factor)).mul(V::load(gamma)).store(y);
     }
     for ((y, x), gamma) in y_rest.iter_mut().zip(rest).zip(gamma_rest) {
         *y = x * factor * gamma;
@@ -127,9 +118,7 @@ fn gate_lanes<V: Lanes>(gate: &mut [f32], up: &[f32]) {
     padded[0][..gate_rest.len()].copy_from_slice(gate_rest);
     padded[1][..up_rest.len()].copy_from_slice(up_rest);
     let mut out = [0.0; LANES];
-    math::silu(V::load(&padded[0]))
-        .mul(V::load(&padded[1]))
-        .store(&mut out);
+    math::silu(V::load(&padded[0])).mul(V::load(&padded[1])).store(&mut out);
     gate_rest.copy_from_slice(&out[..gate_rest.len()]);
 }
 
@@ -148,26 +137,13 @@ pub(super) fn add(device: &HostDevice, x: &mut [f32], y: &[f32]) {
 }
 
 pub(super) fn kv_write(device: &HostDevice, slots: &SlotArena, launch: KvWrite<'_, HostDevice>) {
-    let KvWrite {
-        kv_heads,
-        k,
-        v,
-        slots: ids,
-        positions,
-    } = launch;
+    let KvWrite { kv_heads, k, v, slots: ids, positions } = launch;
     let mut slots = slots.write();
     let head_dim = slots.head_dim();
     let rows = positions.len();
-    assert_eq!(
-        ids.len(),
-        rows * kv_heads,
-        "kv_write takes one slot per row and KV head"
-    );
+    assert_eq!(ids.len(), rows * kv_heads, "kv_write takes one slot per row and KV head");
     let values = |buffer: &HostBuffer<f32>| buffer.len() >= rows * kv_heads * head_dim;
-    assert!(
-        values(k) && values(v),
-        "kv_write of {rows} rows needs longer k and v"
-    );
+    assert!(values(k) && values(v), "kv_write of {rows} rows needs longer k and v");
     let k = k.as_slice().chunks_exact(head_dim);
     let v = v.as_slice().chunks_exact(head_dim);
     for (at, ((&id, k), v)) in ids.iter().zip(k).zip(v).enumerate() {
@@ -191,12 +167,7 @@ fn store_lane_lanes<V: Lanes>(slot: &mut [u16], lane: usize, k: &[f32], v: &[f32
         }
     }
     let row = &mut values[lane * v.len()..][..v.len()];
-    for (to, v) in row
-        .as_chunks_mut::<LANES>()
-        .0
-        .iter_mut()
-        .zip(v.as_chunks::<LANES>().0)
-    {
+    for (to, v) in row.as_chunks_mut::<LANES>().0.iter_mut().zip(v.as_chunks::<LANES>().0) {
         V::load(v).store_f16(to);
     }
 }

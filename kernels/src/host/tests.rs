@@ -23,11 +23,7 @@ fn filled(device: &HostDevice, len: usize) -> HostBuffer<f32> {
 
 const ROWS: usize = 19;
 const WIDTH: usize = 64;
-const SHAPE: HeadShape = HeadShape {
-    heads: 4,
-    kv_heads: 4,
-    head_dim: 16,
-};
+const SHAPE: HeadShape = HeadShape { heads: 4, kv_heads: 4, head_dim: 16 };
 
 fn weight(device: &HostDevice, format: WeightFormat) -> PackedWeight {
     let blocks = WIDTH * WIDTH / format.block_values();
@@ -38,39 +34,19 @@ fn weight(device: &HostDevice, format: WeightFormat) -> PackedWeight {
             half.into_iter().chain(codes)
         })
         .collect();
-    device
-        .weight(Matrix {
-            format,
-            n: WIDTH,
-            k: WIDTH,
-            bytes: &bytes,
-        })
-        .unwrap()
+    device.weight(Matrix { format, n: WIDTH, k: WIDTH, bytes: &bytes }).unwrap()
 }
 
 /// Stores k and v of all rows and attends.
 fn attend(device: &HostDevice, [q, k, v]: [&HostBuffer<f32>; 3]) -> HostBuffer<f32> {
     let mut stream = device.stream().unwrap();
-    let slots = device
-        .slots(SlotShape {
-            head_dim: 16,
-            count: 8,
-        })
-        .unwrap();
+    let slots = device.slots(SlotShape { head_dim: 16, count: 8 }).unwrap();
     let positions: Vec<u32> = (0..ROWS as u32).collect();
-    let tables: Vec<Vec<SlotIdx>> = (0..4)
-        .map(|head| vec![SlotIdx(head), SlotIdx(7 - head)])
-        .collect();
-    let ids: Vec<SlotIdx> = (0..ROWS)
-        .flat_map(|row| tables.iter().map(move |table| table[row / 16]))
-        .collect();
-    let launch = KvWrite {
-        kv_heads: 4,
-        k,
-        v,
-        slots: &ids,
-        positions: &positions,
-    };
+    let tables: Vec<Vec<SlotIdx>> =
+        (0..4).map(|head| vec![SlotIdx(head), SlotIdx(7 - head)]).collect();
+    let ids: Vec<SlotIdx> =
+        (0..ROWS).flat_map(|row| tables.iter().map(move |table| table[row / 16])).collect();
+    let launch = KvWrite { kv_heads: 4, k, v, slots: &ids, positions: &positions };
     device.kv_write(&mut stream, &slots, launch);
     let tables: Vec<&[SlotIdx]> = tables.iter().map(Vec::as_slice).collect();
     let mut out = device.buffer::<f32>(ROWS * WIDTH).unwrap();
@@ -78,10 +54,7 @@ fn attend(device: &HostDevice, [q, k, v]: [&HostBuffer<f32>; 3]) -> HostBuffer<f
         shape: SHAPE,
         q,
         positions: &positions,
-        sequences: &[AttendSequence {
-            rows: 0..ROWS,
-            tables: &tables,
-        }],
+        sequences: &[AttendSequence { rows: 0..ROWS, tables: &tables }],
         scale: 0.25,
         out: &mut out,
     };
@@ -94,34 +67,16 @@ fn layer(device: &HostDevice) -> Vec<f32> {
     let mut stream = device.stream().unwrap();
     let (x, gamma) = (filled(device, ROWS * WIDTH), filled(device, WIDTH));
     let mut normal = device.buffer::<f32>(ROWS * WIDTH).unwrap();
-    let launch = RmsNorm {
-        rows: ROWS,
-        x: &x,
-        gamma: &gamma,
-        eps: 1e-5,
-        y: &mut normal,
-    };
+    let launch = RmsNorm { rows: ROWS, x: &x, gamma: &gamma, eps: 1e-5, y: &mut normal };
     device.rms_norm(&mut stream, launch);
     let formats = [WeightFormat::Q4_0, WeightFormat::Q8_0, WeightFormat::F16];
     let weights = formats.map(|format| weight(device, format));
     let mut products = formats.map(|_| device.buffer::<f32>(ROWS * WIDTH).unwrap());
     let epilogue = Epilogue::Store;
     let mut outputs: Vec<_> = (weights.iter().zip(&mut products))
-        .map(|(weight, y)| MatmulOutput {
-            weight,
-            bias: None,
-            y,
-            epilogue,
-        })
+        .map(|(weight, y)| MatmulOutput { weight, bias: None, y, epilogue })
         .collect();
-    device.matmul(
-        &mut stream,
-        Matmul {
-            rows: ROWS,
-            x: &normal,
-            outputs: &mut outputs,
-        },
-    );
+    device.matmul(&mut stream, Matmul { rows: ROWS, x: &normal, outputs: &mut outputs });
     let spec = RopeSpec {
         style: RopeStyle::Interleaved,
         head_dim: 16,
@@ -143,25 +98,15 @@ fn layer(device: &HostDevice) -> Vec<f32> {
 fn p1_the_bits_of_this_numerics_class_are_these_on_every_isa() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
         let threads = NonZeroUsize::new(2).unwrap();
-        let options = HostOptions {
-            isa: Some(isa),
-            threads,
-            huge_pages: HugePages::Off,
-        };
+        let options = HostOptions { isa: Some(isa), threads, huge_pages: HugePages::Off };
         let device = HostDevice::open(options).unwrap();
         let values = layer(&device);
         assert!(values.iter().all(|value| value.is_finite()));
         // FNV-1a over the bits.
-        let digest = values
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, value| {
-                (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3)
-            });
-        assert_eq!(
-            (NUMERICS_CLASS, digest),
-            ("host-1", GOLDEN),
-            "{isa}: {digest:#018x}"
-        );
+        let digest = values.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, value| {
+            (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3)
+        });
+        assert_eq!((NUMERICS_CLASS, digest), ("host-1", GOLDEN), "{isa}: {digest:#018x}");
     }
 }
 
@@ -171,10 +116,7 @@ const GOLDEN: u64 = 0xf378_04da_3eba_47ac;
 #[test]
 fn an_instruction_set_that_is_missing_is_refused_with_the_best_there_is() {
     for isa in Isa::ALL {
-        let opened = HostDevice::open(HostOptions {
-            isa: Some(isa),
-            ..HostOptions::default()
-        });
+        let opened = HostDevice::open(HostOptions { isa: Some(isa), ..HostOptions::default() });
         match opened {
             Ok(device) => assert!(isa.supported() && device.isa() == isa),
             Err(error) => {

@@ -22,12 +22,7 @@ fn exp_and_exp2_stay_within_two_ulps() {
         worst.0 = worst.0.max(ulps(one(exp, x), f64::from(x).exp()));
         worst.1 = worst.1.max(ulps(one(exp2, x), f64::from(x).exp2()));
     }
-    assert!(
-        worst.0 < 2.0 && worst.1 < 2.0,
-        "exp {} exp2 {}",
-        worst.0,
-        worst.1
-    );
+    assert!(worst.0 < 2.0 && worst.1 < 2.0, "exp {} exp2 {}", worst.0, worst.1);
 }
 
 #[test]
@@ -51,10 +46,7 @@ fn sine_and_cosine_hold_to_1e_12_over_a_million_positions() {
     for step in 0..200_000_u32 {
         let x = f64::from(step) * 5.237_1;
         let (sine, cosine) = sin_cos(x);
-        assert!(
-            (sine - x.sin()).abs() < 1e-12 && (cosine - x.cos()).abs() < 1e-12,
-            "{x}"
-        );
+        assert!((sine - x.sin()).abs() < 1e-12 && (cosine - x.cos()).abs() < 1e-12, "{x}");
     }
 }
 
@@ -62,10 +54,7 @@ fn sine_and_cosine_hold_to_1e_12_over_a_million_positions() {
 fn logarithm_and_exponential_hold_to_1e_14() {
     for step in 1..20_000_i32 {
         let x = f64::from(step) * 0.37;
-        assert!(
-            (ln(x) - x.ln()).abs() <= 1e-14 * x.ln().abs().max(1.0),
-            "{x}"
-        );
+        assert!((ln(x) - x.ln()).abs() <= 1e-14 * x.ln().abs().max(1.0), "{x}");
         let y = f64::from(step - 10_000) * 0.03;
         assert!((exp_f64(y) / y.exp() - 1.0).abs() < 1e-14, "{y}");
     }

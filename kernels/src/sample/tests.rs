@@ -20,24 +20,15 @@ fn pick_one(logits: &[f32], sampling: Sampling, key: SampleKey) -> Sampled {
 }
 
 fn key(position: u32) -> SampleKey {
-    SampleKey {
-        seed: 42,
-        choice: 0,
-        position,
-    }
+    SampleKey { seed: 42, choice: 0, position }
 }
 
 /// Scattered logits, a few of them equal.
 fn logits(count: usize) -> Vec<f32> {
-    (0..count)
-        .map(|id| ((id * 7919) % 1009) as f32 / 100.0)
-        .collect()
+    (0..count).map(|id| ((id * 7919) % 1009) as f32 / 100.0).collect()
 }
 
-const PLAIN: Sampling = Sampling {
-    temperature: 1.0,
-    ..Sampling::GREEDY
-};
+const PLAIN: Sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
 
 #[test]
 fn greedy_takes_the_best_and_of_equals_the_lowest_id() {
@@ -56,10 +47,7 @@ fn greedy_takes_the_best_and_of_equals_the_lowest_id() {
 fn the_coldest_temperatures_take_the_best() {
     let row = [0.5, 2.0, 1.999, -3.0];
     for temperature in [1e-4, 1e-20, f32::MIN_POSITIVE / 8.0] {
-        let sampling = Sampling {
-            temperature,
-            ..PLAIN
-        };
+        let sampling = Sampling { temperature, ..PLAIN };
         for position in 0..20 {
             assert_eq!(pick_one(&row, sampling, key(position)).token, 1);
         }
@@ -71,11 +59,7 @@ fn logprob_is_that_of_the_whole_untempered_row() {
     let row = logits(5000);
     let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
     for position in 0..20 {
-        let sampling = Sampling {
-            temperature: 0.7,
-            top_k: 50,
-            ..Sampling::GREEDY
-        };
+        let sampling = Sampling { temperature: 0.7, top_k: 50, ..Sampling::GREEDY };
         let chosen = pick_one(&row, sampling, key(position));
         let want = f64::from(row[chosen.token as usize]) - sum.ln();
         assert!((f64::from(chosen.logprob) - want).abs() < 1e-5);
@@ -85,10 +69,7 @@ fn logprob_is_that_of_the_whole_untempered_row() {
 #[test]
 fn frequencies_follow_the_tempered_probabilities() {
     let row = [1.0_f32, 0.0, 2.0, -1.0];
-    let sampling = Sampling {
-        temperature: 0.8,
-        ..PLAIN
-    };
+    let sampling = Sampling { temperature: 0.8, ..PLAIN };
     let mut counts = [0.0; 4];
     let draws = 20_000;
     for position in 0..draws {
@@ -98,11 +79,7 @@ fn frequencies_follow_the_tempered_probabilities() {
     let sum: f64 = weights.iter().sum();
     for (count, weight) in counts.iter().zip(weights) {
         let share = count / f64::from(draws);
-        assert!(
-            (share - weight / sum).abs() < 0.012,
-            "{share} {}",
-            weight / sum
-        );
+        assert!((share - weight / sum).abs() < 0.012, "{share} {}", weight / sum);
     }
 }
 
@@ -111,10 +88,8 @@ fn top_k_top_p_and_min_p_keep_exactly_their_candidates() {
     let row = logits(3000);
     let mut order: Vec<usize> = (0..3000).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-    let weights: Vec<f64> = order
-        .iter()
-        .map(|&id| (f64::from(row[id]) - f64::from(row[order[0]])).exp())
-        .collect();
+    let weights: Vec<f64> =
+        order.iter().map(|&id| (f64::from(row[id]) - f64::from(row[order[0]])).exp()).collect();
     let total: f64 = weights.iter().sum();
     let mut mass = 0.0;
     let nucleus = weights
@@ -128,28 +103,10 @@ fn top_k_top_p_and_min_p_keep_exactly_their_candidates() {
     let relative = weights.iter().filter(|weight| **weight >= 0.9).count();
     for (sampling, kept) in [
         (Sampling { top_k: 5, ..PLAIN }, 5),
-        (
-            Sampling {
-                top_p: 0.3,
-                ..PLAIN
-            },
-            nucleus,
-        ),
-        (
-            Sampling {
-                min_p: 0.9,
-                ..PLAIN
-            },
-            relative,
-        ),
+        (Sampling { top_p: 0.3, ..PLAIN }, nucleus),
+        (Sampling { min_p: 0.9, ..PLAIN }, relative),
         (Sampling { top_k: 1, ..PLAIN }, 1),
-        (
-            Sampling {
-                top_p: 1e-9,
-                ..PLAIN
-            },
-            1,
-        ),
+        (Sampling { top_p: 1e-9, ..PLAIN }, 1),
     ] {
         let mut seen = vec![false; kept];
         for position in 0..(kept * 60) as u32 {
@@ -159,10 +116,7 @@ fn top_k_top_p_and_min_p_keep_exactly_their_candidates() {
             seen[rank] = true;
         }
         let missed = seen.iter().filter(|seen| !**seen).count();
-        assert!(
-            missed <= kept / 20,
-            "{sampling:?}: {missed} of {kept} never drawn"
-        );
+        assert!(missed <= kept / 20, "{sampling:?}: {missed} of {kept} never drawn");
     }
 }
 
@@ -171,16 +125,7 @@ fn limits_that_cut_nothing_off_give_the_same_tokens_as_none() {
     let row = logits(2000);
     for position in 0..200 {
         let plain = pick_one(&row, PLAIN, key(position));
-        for sampling in [
-            Sampling {
-                top_k: 2000,
-                ..PLAIN
-            },
-            Sampling {
-                top_k: 5000,
-                ..PLAIN
-            },
-        ] {
+        for sampling in [Sampling { top_k: 2000, ..PLAIN }, Sampling { top_k: 5000, ..PLAIN }] {
             assert_eq!(pick_one(&row, sampling, key(position)), plain);
         }
     }
@@ -188,23 +133,13 @@ fn limits_that_cut_nothing_off_give_the_same_tokens_as_none() {
 
 #[test]
 fn p1_the_random_number_is_a_function_of_seed_choice_and_position() {
-    let base = SampleKey {
-        seed: 1,
-        choice: 0,
-        position: 5,
-    };
+    let base = SampleKey { seed: 1, choice: 0, position: 5 };
     assert_eq!(base.uniform().to_bits(), base.uniform().to_bits());
     let others = [
         SampleKey { seed: 2, ..base },
         SampleKey { choice: 1, ..base },
-        SampleKey {
-            position: 6,
-            ..base
-        },
-        SampleKey {
-            seed: 1 << 40,
-            ..base
-        },
+        SampleKey { position: 6, ..base },
+        SampleKey { seed: 1 << 40, ..base },
     ];
     for other in others {
         assert!((0.0..1.0).contains(&other.uniform()));
@@ -225,11 +160,7 @@ fn a_row_full_of_infinities_still_gives_a_token() {
     row[700] = 1.0;
     for position in 0..50 {
         assert_eq!(pick_one(&row, PLAIN, key(position)).token, 700);
-        let all = Sampling {
-            top_k: 1000,
-            top_p: 0.99,
-            ..PLAIN
-        };
+        let all = Sampling { top_k: 1000, top_p: 0.99, ..PLAIN };
         assert_eq!(pick_one(&row, all, key(position)).token, 700);
     }
 }
@@ -237,48 +168,12 @@ fn a_row_full_of_infinities_still_gives_a_token() {
 #[test]
 fn settings_out_of_range_are_refused_by_name() {
     for (sampling, field) in [
-        (
-            Sampling {
-                temperature: -0.1,
-                ..PLAIN
-            },
-            "temperature",
-        ),
-        (
-            Sampling {
-                temperature: f32::NAN,
-                ..PLAIN
-            },
-            "temperature",
-        ),
-        (
-            Sampling {
-                temperature: f32::INFINITY,
-                ..PLAIN
-            },
-            "temperature",
-        ),
-        (
-            Sampling {
-                top_p: 0.0,
-                ..PLAIN
-            },
-            "top_p",
-        ),
-        (
-            Sampling {
-                top_p: 1.5,
-                ..PLAIN
-            },
-            "top_p",
-        ),
-        (
-            Sampling {
-                min_p: 2.0,
-                ..PLAIN
-            },
-            "min_p",
-        ),
+        (Sampling { temperature: -0.1, ..PLAIN }, "temperature"),
+        (Sampling { temperature: f32::NAN, ..PLAIN }, "temperature"),
+        (Sampling { temperature: f32::INFINITY, ..PLAIN }, "temperature"),
+        (Sampling { top_p: 0.0, ..PLAIN }, "top_p"),
+        (Sampling { top_p: 1.5, ..PLAIN }, "top_p"),
+        (Sampling { min_p: 2.0, ..PLAIN }, "min_p"),
     ] {
         assert!(sampling.check().unwrap_err().to_string().contains(field));
     }

@@ -29,11 +29,7 @@ impl Decoded {
 /// When `bytes` is shorter than a block of the format, or `sub` beyond it.
 pub(super) fn decode(format: WeightFormat, bytes: &[u8], sub: usize) -> Option<Decoded> {
     let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
-    let single = |codes, minimum| Decoded {
-        codes,
-        scales: [half(0); 2],
-        minimum,
-    };
+    let single = |codes, minimum| Decoded { codes, scales: [half(0); 2], minimum };
     let decoded = match format {
         WeightFormat::Q4_0 => single(nibbles(&bytes[2..]), 0.0),
         WeightFormat::Q4_1 => single(nibbles(&bytes[4..]), half(2)),
@@ -58,11 +54,7 @@ pub(super) fn decode(format: WeightFormat, bytes: &[u8], sub: usize) -> Option<D
         WeightFormat::Q6_K => {
             let unit = half(208);
             let scale = |at: usize| unit * f32::from(bytes[192 + 2 * sub + at].cast_signed());
-            Decoded {
-                codes: q6_codes(bytes, sub),
-                scales: [scale(0), scale(1)],
-                minimum: 0.0,
-            }
+            Decoded { codes: q6_codes(bytes, sub), scales: [scale(0), scale(1)], minimum: 0.0 }
         }
         WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F32 => return None,
     };
@@ -96,10 +88,7 @@ fn two_level(packed: &[u8], sub: usize, unit: f32, unit_min: f32, codes: [u8; BL
         (packed[sub] & 0x3f, packed[sub + 4] & 0x3f)
     } else {
         let low = packed[sub + 4];
-        (
-            low & 0x0f | packed[sub - 4] >> 6 << 4,
-            low >> 4 | packed[sub] >> 6 << 4,
-        )
+        (low & 0x0f | packed[sub - 4] >> 6 << 4, low >> 4 | packed[sub] >> 6 << 4)
     };
     // 11 and 6 bits: both products are exact. The file's minimum is one to subtract.
     Decoded {

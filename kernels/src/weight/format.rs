@@ -5,10 +5,7 @@ use super::{BLOCK, BYTES_4, BYTES_8};
 
 /// How the file stores a matrix (the names and layouts of ggml).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    non_camel_case_types,
-    reason = "ggml's own names, so that they can be searched for"
-)]
+#[expect(non_camel_case_types, reason = "ggml's own names, so that they can be searched for")]
 pub enum WeightFormat {
     /// 32 codes of 4 bits minus 8, and a scale.
     Q4_0,
@@ -114,49 +111,16 @@ pub(crate) struct CodeForm {
 }
 
 impl CodeForm {
-    pub(crate) const Q4_0: Self = Self {
-        bits: 4,
-        signed: false,
-        offset: 8,
-        parts: 1,
-        minima: false,
-        full: false,
-    };
-    pub(crate) const Q4_1: Self = Self {
-        offset: 0,
-        minima: true,
-        ..Self::Q4_0
-    };
-    pub(crate) const Q5_0: Self = Self {
-        bits: 8,
-        offset: 16,
-        ..Self::Q4_0
-    };
-    pub(crate) const Q5_1: Self = Self {
-        bits: 8,
-        ..Self::Q4_1
-    };
-    pub(crate) const Q8_0: Self = Self {
-        bits: 8,
-        offset: 128,
-        ..Self::Q4_0
-    };
-    pub(crate) const Q4_K: Self = Self {
-        full: true,
-        ..Self::Q4_1
-    };
-    pub(crate) const Q5_K: Self = Self {
-        bits: 8,
-        ..Self::Q4_K
-    };
-    pub(crate) const Q6_K: Self = Self {
-        bits: 8,
-        signed: true,
-        offset: 0,
-        parts: 2,
-        minima: false,
-        full: true,
-    };
+    pub(crate) const Q4_0: Self =
+        Self { bits: 4, signed: false, offset: 8, parts: 1, minima: false, full: false };
+    pub(crate) const Q4_1: Self = Self { offset: 0, minima: true, ..Self::Q4_0 };
+    pub(crate) const Q5_0: Self = Self { bits: 8, offset: 16, ..Self::Q4_0 };
+    pub(crate) const Q5_1: Self = Self { bits: 8, ..Self::Q4_1 };
+    pub(crate) const Q8_0: Self = Self { bits: 8, offset: 128, ..Self::Q4_0 };
+    pub(crate) const Q4_K: Self = Self { full: true, ..Self::Q4_1 };
+    pub(crate) const Q5_K: Self = Self { bits: 8, ..Self::Q4_K };
+    pub(crate) const Q6_K: Self =
+        Self { bits: 8, signed: true, offset: 0, parts: 2, minima: false, full: true };
 
     /// Inputs that share a scale.
     pub(crate) const fn part_inputs(self) -> usize {

@@ -17,10 +17,7 @@ impl TryFrom<v1::PlaceRequest> for Place {
 
 impl From<Place> for v1::PlaceRequest {
     fn from(place: Place) -> Self {
-        Self {
-            grant: Some(place.grant.into()),
-            receipts: each(place.receipts),
-        }
+        Self { grant: Some(place.grant.into()), receipts: each(place.receipts) }
     }
 }
 
@@ -37,10 +34,7 @@ impl TryFrom<v1::PlaceResponse> for Placed {
 
 impl From<Placed> for v1::PlaceResponse {
     fn from(placed: Placed) -> Self {
-        Self {
-            place: each(placed.place),
-            held: each(placed.held),
-        }
+        Self { place: each(placed.place), held: each(placed.held) }
     }
 }
 
@@ -57,10 +51,7 @@ impl TryFrom<v1::CommitRequest> for Commit {
 
 impl From<Commit> for v1::CommitRequest {
     fn from(commit: Commit) -> Self {
-        Self {
-            grant: Some(commit.grant.into()),
-            keys: each(commit.keys),
-        }
+        Self { grant: Some(commit.grant.into()), keys: each(commit.keys) }
     }
 }
 
@@ -77,10 +68,7 @@ impl TryFrom<v1::CommitResponse> for Committed {
 
 impl From<Committed> for v1::CommitResponse {
     fn from(committed: Committed) -> Self {
-        Self {
-            committed: each(committed.committed),
-            rejected: each(committed.rejected),
-        }
+        Self { committed: each(committed.committed), rejected: each(committed.rejected) }
     }
 }
 
@@ -97,10 +85,7 @@ impl TryFrom<v1::LocateRequest> for Locate {
 
 impl From<Locate> for v1::LocateRequest {
     fn from(locate: Locate) -> Self {
-        Self {
-            grant: Some(locate.grant.into()),
-            keys: each(locate.keys),
-        }
+        Self { grant: Some(locate.grant.into()), keys: each(locate.keys) }
     }
 }
 
@@ -117,10 +102,7 @@ impl TryFrom<v1::LocateResponse> for Located {
 
 impl From<Located> for v1::LocateResponse {
     fn from(located: Located) -> Self {
-        Self {
-            found: each(located.found),
-            missing: each(located.missing),
-        }
+        Self { found: each(located.found), missing: each(located.missing) }
     }
 }
 

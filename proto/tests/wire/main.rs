@@ -95,10 +95,7 @@ fn hex(bytes: &[u8]) -> String {
 fn unhex(text: &str) -> Vec<u8> {
     let digit = |c: char| c.to_digit(16).expect("a hex digit") as u8;
     let digits: Vec<u8> = text.chars().map(digit).collect();
-    digits
-        .chunks(2)
-        .map(|pair| pair[0] * 16 + pair[1])
-        .collect()
+    digits.chunks(2).map(|pair| pair[0] * 16 + pair[1]).collect()
 }
 
 /// Three samples per kind, so that most cases of each `oneof` occur.
@@ -115,17 +112,10 @@ fn what_earlier_versions_sent_is_read_and_written_the_same() {
                 continue;
             };
             assert_eq!(hex(&bytes), line, "{label}is written otherwise than before");
-            assert!(
-                (kind.equals)(&mut Dice(seed), &unhex(line)),
-                "{label}is read otherwise"
-            );
+            assert!((kind.equals)(&mut Dice(seed), &unhex(line)), "{label}is read otherwise");
         }
     }
-    assert!(
-        absent.is_empty(),
-        "lines to add to golden/v1.txt:\n{}",
-        absent.join("\n")
-    );
+    assert!(absent.is_empty(), "lines to add to golden/v1.txt:\n{}", absent.join("\n"));
 }
 
 #[test]
@@ -134,26 +124,18 @@ fn a_message_without_its_fields_is_refused_by_the_name_of_one() {
     where
         D: TryFrom<W, Error = InvalidMessage> + Debug,
     {
-        D::try_from(W::default())
-            .expect_err("required fields are absent")
-            .field
+        D::try_from(W::default()).expect_err("required fields are absent").field
     }
     let fields = [
         (field::<NodeRecord, v1::NodeRecord>(), "id"),
         (field::<Register, v1::RegisterRequest>(), "node"),
         (field::<WatchEvent, v1::WatchEvent>(), "change"),
         (field::<AdmitRequest, v1::AdmitRequest>(), "prompt_tokens"),
-        (
-            field::<Result<Plan, Refused>, v1::AdmitResponse>(),
-            "answer",
-        ),
+        (field::<Result<Plan, Refused>, v1::AdmitResponse>(), "answer"),
         (field::<Plan, v1::Plan>(), "session"),
         (field::<Refused, v1::Refused>(), "reason"),
         (field::<Reservation, v1::ReserveRequest>(), "session"),
-        (
-            field::<Result<Granted, ReserveRefused>, v1::ReserveResponse>(),
-            "answer",
-        ),
+        (field::<Result<Granted, ReserveRefused>, v1::ReserveResponse>(), "answer"),
         (field::<BlockReceipt, v1::BlockReceipt>(), "tokens"),
         (field::<Place, v1::PlaceRequest>(), "grant"),
         (field::<GenerateRequest, v1::GenerateRequest>(), "plan"),
@@ -169,9 +151,7 @@ fn a_message_without_its_fields_is_refused_by_the_name_of_one() {
 fn the_path_leads_to_the_wrong_field_in_a_nested_list() {
     let mut plan = v1::Plan::from(samples::plan(&mut Dice(1)));
     plan.homes[0].nodes[0].node = "Not A Name".into();
-    let wire = v1::AdmitResponse {
-        answer: Some(v1::admit_response::Answer::Plan(plan)),
-    };
+    let wire = v1::AdmitResponse { answer: Some(v1::admit_response::Answer::Plan(plan)) };
     let invalid = Result::<Plan, Refused>::try_from(wire).unwrap_err();
     assert_eq!(invalid.field, "plan.homes[0].nodes[0].node");
     let status = tonic::Status::from(invalid);
@@ -190,10 +170,7 @@ fn more_tokens_than_the_plan_reserves_for_are_refused_p4() {
 fn parallel_lists_of_unequal_length_are_refused_case_13() {
     let mut wire = v1::LocatedBlock::from(samples::located_block(&mut Dice(3)));
     wire.generations.pop();
-    assert_eq!(
-        LocatedBlock::try_from(wire).unwrap_err().field,
-        "generations"
-    );
+    assert_eq!(LocatedBlock::try_from(wire).unwrap_err().field, "generations");
 }
 
 #[test]
@@ -206,10 +183,7 @@ fn numbers_that_would_poison_the_sampler_are_refused() {
     };
     assert_eq!(broken(|wire| wire.temperature = f32::NAN), "temperature");
     assert_eq!(broken(|wire| wire.temperature = -1.0), "temperature");
-    assert_eq!(
-        broken(|wire| wire.temperature = f32::INFINITY),
-        "temperature"
-    );
+    assert_eq!(broken(|wire| wire.temperature = f32::INFINITY), "temperature");
     assert_eq!(broken(|wire| wire.top_p = 0.0), "top_p");
     assert_eq!(broken(|wire| wire.top_p = f32::NAN), "top_p");
     assert_eq!(broken(|wire| wire.min_p = 1.5), "min_p");

@@ -23,9 +23,7 @@ fn pick<T: Copy, const N: usize>(dice: &mut Dice, all: [T; N]) -> T {
 }
 
 fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(dice: &mut Dice, prefix: &str) -> T {
-    format!("{prefix}-{}", dice.small(999))
-        .parse()
-        .expect("a DNS label")
+    format!("{prefix}-{}", dice.small(999)).parse().expect("a DNS label")
 }
 
 fn address(dice: &mut Dice) -> String {
@@ -41,11 +39,7 @@ fn epoch(dice: &mut Dice) -> Epoch {
 }
 
 fn tenant(dice: &mut Dice) -> Tenant {
-    if dice.coin() {
-        Tenant::default()
-    } else {
-        Tenant("acme".into())
-    }
+    if dice.coin() { Tenant::default() } else { Tenant("acme".into()) }
 }
 
 pub(crate) fn millis(dice: &mut Dice) -> Span {
@@ -62,16 +56,8 @@ pub(crate) fn record(dice: &mut Dice) -> NodeRecord {
         role: pick(dice, Role::ALL),
         incarnation: Incarnation(dice.within(1, u64::MAX - 1)),
         control: address(dice),
-        bulk: if dice.coin() {
-            address(dice)
-        } else {
-            String::new()
-        },
-        numerics_class: if dice.coin() {
-            "host-r1".into()
-        } else {
-            String::new()
-        },
+        bulk: if dice.coin() { address(dice) } else { String::new() },
+        numerics_class: if dice.coin() { "host-r1".into() } else { String::new() },
         model: dice.coin().then(|| ModelDigest(dice.bytes())),
         host: name(dice, "host"),
         zone: name(dice, "zone"),
@@ -97,39 +83,26 @@ pub(crate) fn report(dice: &mut Dice) -> NodeReport {
 }
 
 pub(crate) fn register(dice: &mut Dice) -> Register {
-    Register {
-        node: record(dice),
-        ttl: millis(dice),
-    }
+    Register { node: record(dice), ttl: millis(dice) }
 }
 
 pub(crate) fn registered(dice: &mut Dice) -> Registered {
-    Registered {
-        lease: LeaseId(dice.next()),
-        ttl: millis(dice),
-        revision: Revision(dice.next()),
-    }
+    Registered { lease: LeaseId(dice.next()), ttl: millis(dice), revision: Revision(dice.next()) }
 }
 
 pub(crate) fn watch_event(dice: &mut Dice) -> WatchEvent {
     let change = match dice.within(0, 2) {
         0 => Change::Joined(record(dice)),
-        1 => Change::Gone {
-            node: name(dice, "node"),
-            incarnation: Incarnation(dice.within(1, 99)),
-        },
+        1 => {
+            Change::Gone { node: name(dice, "node"), incarnation: Incarnation(dice.within(1, 99)) }
+        }
         _ => Change::SnapshotEnd,
     };
-    WatchEvent {
-        revision: Revision(dice.next()),
-        change,
-    }
+    WatchEvent { revision: Revision(dice.next()), change }
 }
 
 fn hashes(dice: &mut Dice, tokens: usize) -> Vec<BlockHash> {
-    (0..tokens / ids::BLOCK_TOKENS)
-        .map(|_| BlockHash(dice.bytes()))
-        .collect()
+    (0..tokens / ids::BLOCK_TOKENS).map(|_| BlockHash(dice.bytes())).collect()
 }
 
 pub(crate) fn admit(dice: &mut Dice) -> AdmitRequest {
@@ -194,11 +167,7 @@ fn refused(dice: &mut Dice) -> Refused {
 }
 
 pub(crate) fn answer(dice: &mut Dice) -> Result<Plan, Refused> {
-    if dice.coin() {
-        Ok(plan(dice))
-    } else {
-        Err(refused(dice))
-    }
+    if dice.coin() { Ok(plan(dice)) } else { Err(refused(dice)) }
 }
 
 pub(crate) fn nodes(dice: &mut Dice) -> Vec<NodeStatus> {
@@ -209,11 +178,7 @@ pub(crate) fn nodes(dice: &mut Dice) -> Vec<NodeStatus> {
 }
 
 pub(crate) fn grant(dice: &mut Dice) -> Grant {
-    Grant {
-        session: session(dice),
-        epoch: epoch(dice),
-        secret: dice.bytes(),
-    }
+    Grant { session: session(dice), epoch: epoch(dice), secret: dice.bytes() }
 }
 
 pub(crate) fn reservation(dice: &mut Dice) -> Reservation {
@@ -228,45 +193,24 @@ pub(crate) fn reservation(dice: &mut Dice) -> Reservation {
 
 pub(crate) fn reserved(dice: &mut Dice) -> Result<Granted, ReserveRefused> {
     match dice.within(0, 4) {
-        0 => Err(ReserveRefused::NeverFits {
-            wanted: dice.small(99),
-            total: dice.small(99),
-        }),
-        1 => Err(ReserveRefused::Full {
-            wanted: dice.small(99),
-            free: dice.small(99),
-        }),
-        2 => Err(ReserveRefused::StaleEpoch {
-            given: dice.next(),
-            seen: dice.next(),
-        }),
+        0 => Err(ReserveRefused::NeverFits { wanted: dice.small(99), total: dice.small(99) }),
+        1 => Err(ReserveRefused::Full { wanted: dice.small(99), free: dice.small(99) }),
+        2 => Err(ReserveRefused::StaleEpoch { given: dice.next(), seen: dice.next() }),
         3 => Err(ReserveRefused::Draining),
-        _ => Ok(Granted {
-            grant: grant(dice),
-            lease: millis(dice),
-        }),
+        _ => Ok(Granted { grant: grant(dice), lease: millis(dice) }),
     }
 }
 
 pub(crate) fn extend(dice: &mut Dice) -> Extend {
-    Extend {
-        grant: grant(dice),
-        lease: millis(dice),
-    }
+    Extend { grant: grant(dice), lease: millis(dice) }
 }
 
 pub(crate) fn release(dice: &mut Dice) -> Release {
-    Release {
-        session: session(dice),
-        epoch: epoch(dice),
-    }
+    Release { session: session(dice), epoch: epoch(dice) }
 }
 
 pub(crate) fn key(dice: &mut Dice) -> BlockKey {
-    BlockKey {
-        hash: BlockHash(dice.bytes()),
-        generation: dice.small(9),
-    }
+    BlockKey { hash: BlockHash(dice.bytes()), generation: dice.small(9) }
 }
 
 pub(crate) fn receipt(dice: &mut Dice) -> BlockReceipt {
@@ -282,62 +226,38 @@ pub(crate) fn receipt(dice: &mut Dice) -> BlockReceipt {
 }
 
 fn slices(dice: &mut Dice, count: usize) -> Vec<SliceRef> {
-    let slice = |dice: &mut Dice| SliceRef {
-        slot: dice.small(u32::MAX),
-        generation: dice.small(u32::MAX),
-    };
+    let slice =
+        |dice: &mut Dice| SliceRef { slot: dice.small(u32::MAX), generation: dice.small(u32::MAX) };
     (0..count).map(|_| slice(dice)).collect()
 }
 
 pub(crate) fn located_block(dice: &mut Dice) -> LocatedBlock {
     let count = dice.within(1, 5) as usize;
-    LocatedBlock {
-        key: key(dice),
-        shard: ShardId(1),
-        slices: slices(dice, count).into(),
-    }
+    LocatedBlock { key: key(dice), shard: ShardId(1), slices: slices(dice, count).into() }
 }
 
 pub(crate) fn place(dice: &mut Dice) -> Place {
-    Place {
-        grant: grant(dice),
-        receipts: dice.list(3, receipt),
-    }
+    Place { grant: grant(dice), receipts: dice.list(3, receipt) }
 }
 
 pub(crate) fn placed(dice: &mut Dice) -> Placed {
-    Placed {
-        place: dice.list(3, located_block),
-        held: dice.list(3, key),
-    }
+    Placed { place: dice.list(3, located_block), held: dice.list(3, key) }
 }
 
 pub(crate) fn commit(dice: &mut Dice) -> Commit {
-    Commit {
-        grant: grant(dice),
-        keys: dice.list(3, key),
-    }
+    Commit { grant: grant(dice), keys: dice.list(3, key) }
 }
 
 pub(crate) fn committed(dice: &mut Dice) -> Committed {
-    Committed {
-        committed: dice.list(3, key),
-        rejected: dice.list(3, key),
-    }
+    Committed { committed: dice.list(3, key), rejected: dice.list(3, key) }
 }
 
 pub(crate) fn locate(dice: &mut Dice) -> Locate {
-    Locate {
-        grant: grant(dice),
-        keys: dice.list(3, key),
-    }
+    Locate { grant: grant(dice), keys: dice.list(3, key) }
 }
 
 pub(crate) fn located(dice: &mut Dice) -> Located {
-    Located {
-        found: dice.list(3, located_block),
-        missing: dice.list(3, key),
-    }
+    Located { found: dice.list(3, located_block), missing: dice.list(3, key) }
 }
 
 fn prompt(dice: &mut Dice) -> Prompt {
@@ -368,19 +288,11 @@ pub(crate) fn generate(dice: &mut Dice) -> GenerateRequest {
     };
     let mut plan = plan(dice);
     plan.final_tokens = prompt.tokens.len() as u32 + generation.max_tokens;
-    GenerateRequest {
-        plan,
-        prompt,
-        generation,
-    }
+    GenerateRequest { plan, prompt, generation }
 }
 
 fn moved(dice: &mut Dice) -> Moved {
-    Moved {
-        from: pick(dice, Tier::ALL),
-        to: pick(dice, Tier::ALL),
-        bytes: ByteCount(dice.next()),
-    }
+    Moved { from: pick(dice, Tier::ALL), to: pick(dice, Tier::ALL), bytes: ByteCount(dice.next()) }
 }
 
 fn ledger(dice: &mut Dice) -> Ledger {
@@ -402,13 +314,8 @@ fn ledger(dice: &mut Dice) -> Ledger {
 
 pub(crate) fn stream_item(dice: &mut Dice) -> StreamItem {
     match dice.within(0, 3) {
-        0 => StreamItem::Started {
-            cached_tokens: dice.small(999),
-        },
-        1 => StreamItem::Token {
-            token: TokenId(dice.small(49_151)),
-            logprob: -dice.share(),
-        },
+        0 => StreamItem::Started { cached_tokens: dice.small(999) },
+        1 => StreamItem::Token { token: TokenId(dice.small(49_151)), logprob: -dice.share() },
         2 => StreamItem::Finished {
             finish: pick(dice, [Finish::Stop, Finish::Length, Finish::Abort]),
             ledger: Box::new(ledger(dice)),
@@ -438,10 +345,7 @@ pub(crate) fn prefill_event(dice: &mut Dice) -> PrefillEvent {
     }
     if dice.coin() {
         let moved = dice.list(3, moved);
-        return PrefillEvent::Copied(Copied {
-            moved,
-            blocks: dice.small(99),
-        });
+        return PrefillEvent::Copied(Copied { moved, blocks: dice.small(99) });
     }
     let mut last_hidden = dice.list(8, |dice| dice.share() - 0.5);
     last_hidden.push(0.5);

@@ -26,12 +26,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn new(config: ViewConfig, term: Term, metrics: Metrics) -> Self {
-        Self {
-            view: Mutex::new(View::new(config, term)),
-            term,
-            started: Instant::now(),
-            metrics,
-        }
+        Self { view: Mutex::new(View::new(config, term)), term, started: Instant::now(), metrics }
     }
 
     pub(crate) fn term(&self) -> Term {
@@ -51,9 +46,7 @@ impl Cluster {
     }
 
     pub(crate) fn reported(&self, of: &NodeRecord, report: NodeReport) {
-        self.view
-            .lock()
-            .reported(&of.id, of.incarnation, report, self.now());
+        self.view.lock().reported(&of.id, of.incarnation, report, self.now());
     }
 
     /// The stream of reports broke.
@@ -87,9 +80,7 @@ impl Coordinator for Admission {
         let request = AdmitRequest::try_from(request.into_inner())?;
         let begun = Instant::now();
         let answer = self.0.view.lock().admit(&request, self.0.now());
-        self.0
-            .metrics
-            .decided(&answer, begun.elapsed().as_secs_f64());
+        self.0.metrics.decided(&answer, begun.elapsed().as_secs_f64());
         match &answer {
             Ok(plan) => tracing::debug!(
                 session = %plan.session,

@@ -135,9 +135,7 @@ pub struct LimitsConfig {
 
 impl Default for LimitsConfig {
     fn default() -> Self {
-        Self {
-            calls_per_connection_max: 1_024,
-        }
+        Self { calls_per_connection_max: 1_024 }
     }
 }
 
@@ -176,72 +174,33 @@ impl Settings for Config {
             ("membership.ttl_min", !self.membership.ttl_min.is_zero()),
             ("membership.nodes_max", self.membership.nodes_max > 0),
             ("membership.events_max", self.membership.events_max > 0),
-            (
-                "observe.connect_timeout",
-                !self.observe.connect_timeout.is_zero(),
-            ),
-            (
-                "observe.keepalive_interval",
-                !self.observe.keepalive_interval.is_zero(),
-            ),
-            (
-                "observe.keepalive_timeout",
-                !self.observe.keepalive_timeout.is_zero(),
-            ),
+            ("observe.connect_timeout", !self.observe.connect_timeout.is_zero()),
+            ("observe.keepalive_interval", !self.observe.keepalive_interval.is_zero()),
+            ("observe.keepalive_timeout", !self.observe.keepalive_timeout.is_zero()),
             ("observe.silence_max", !self.observe.silence_max.is_zero()),
             ("observe.retry_max", !self.observe.retry_max.is_zero()),
-            (
-                "placement.affinity_blocks_max",
-                self.placement.affinity_blocks_max > 0,
-            ),
-            (
-                "placement.blocks_per_home_max",
-                self.placement.blocks_per_home_max > 0,
-            ),
-            (
-                "limits.calls_per_connection_max",
-                self.limits.calls_per_connection_max > 0,
-            ),
+            ("placement.affinity_blocks_max", self.placement.affinity_blocks_max > 0),
+            ("placement.blocks_per_home_max", self.placement.blocks_per_home_max > 0),
+            ("limits.calls_per_connection_max", self.limits.calls_per_connection_max > 0),
         ];
         for (field, ok) in positive {
             if !ok {
-                return Err(ConfigError::invalid(
-                    field,
-                    "must be above zero",
-                    "raise it",
-                ));
+                return Err(ConfigError::invalid(field, "must be above zero", "raise it"));
             }
         }
-        let MembershipConfig {
-            ttl_min,
-            ttl_max,
-            nodes_max,
-            ..
-        } = self.membership;
+        let MembershipConfig { ttl_min, ttl_max, nodes_max, .. } = self.membership;
         if ttl_min > ttl_max {
             let problem = format!("{ttl_max} is below membership.ttl_min, {ttl_min}");
-            return Err(ConfigError::invalid(
-                "membership.ttl_max",
-                problem,
-                "raise it",
-            ));
+            return Err(ConfigError::invalid("membership.ttl_max", problem, "raise it"));
         }
         let most = Span::millis(proto::limits::LEASE_MS_MAX);
         if ttl_max > most {
             let problem = format!("{ttl_max} is above {most}");
-            return Err(ConfigError::invalid(
-                "membership.ttl_max",
-                problem,
-                "lower it",
-            ));
+            return Err(ConfigError::invalid("membership.ttl_max", problem, "lower it"));
         }
         if nodes_max > proto::limits::NODES_MAX {
             let problem = format!("{nodes_max} is above {}", proto::limits::NODES_MAX);
-            return Err(ConfigError::invalid(
-                "membership.nodes_max",
-                problem,
-                "lower it",
-            ));
+            return Err(ConfigError::invalid("membership.nodes_max", problem, "lower it"));
         }
         Ok(())
     }

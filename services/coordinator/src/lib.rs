@@ -49,11 +49,7 @@ pub struct Running {
 pub fn start(config: &Config, role: &Role) -> anyhow::Result<Running> {
     let exposure = Exposure::from_insecure(config.insecure);
     let listen = |field, address| {
-        let endpoint = Endpoint {
-            role: role.name(),
-            field,
-            address,
-        };
+        let endpoint = Endpoint { role: role.name(), field, address };
         bind(endpoint, exposure)
     };
     let listener = listen("listen", config.listen)?;
@@ -91,11 +87,7 @@ pub fn start(config: &Config, role: &Role) -> anyhow::Result<Running> {
     serve(config, role, listener, nodes, cluster)?;
     let admin = role.serve_admin(admin, config.admin.connections_max, vec![registry.clone()])?;
     role.readiness().started();
-    Ok(Running {
-        address,
-        admin,
-        registry,
-    })
+    Ok(Running { address, admin, registry })
 }
 
 fn serve(
@@ -126,10 +118,8 @@ fn serve(
 
 /// Ready when every role that a plan needs is there.
 fn survey(role: &Role, cluster: Arc<Cluster>) {
-    let conditions: Vec<Condition> = NEEDED
-        .iter()
-        .map(|needed| role.readiness().condition(needed.name()))
-        .collect();
+    let conditions: Vec<Condition> =
+        NEEDED.iter().map(|needed| role.readiness().condition(needed.name())).collect();
     let stop = role.stop();
     let watching = async move {
         let mut tick = tokio::time::interval(SURVEY_EVERY);

@@ -18,10 +18,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    let program = Program {
-        name: "oasiskv-coordinator",
-        env_prefix: "OASISKV_COORDINATOR",
-    };
+    let program = Program { name: "oasiskv-coordinator", env_prefix: "OASISKV_COORDINATOR" };
     let start = |config: Config, daemon: Daemon| async move {
         let running = coordinator::start(&config, &daemon.role("coordinator"))?;
         tracing::info!(address = %running.address, admin = %running.admin, "serving");

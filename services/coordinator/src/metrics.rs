@@ -8,9 +8,7 @@ use prometheus::{
 };
 
 /// Upper bounds for the time of a decision: it is made in memory, under one lock.
-const PLAN_SECONDS: [f64; 8] = [
-    0.000_01, 0.000_03, 0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.1,
-];
+const PLAN_SECONDS: [f64; 8] = [0.000_01, 0.000_03, 0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.1];
 
 /// The coordinator's own series.
 #[derive(Clone, Debug)]
@@ -25,10 +23,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn try_new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let labelled = |name: &str, help: &str, label: &str| {
-            register(
-                registry,
-                IntCounterVec::new(Opts::new(name, help), &[label]),
-            )
+            register(registry, IntCounterVec::new(Opts::new(name, help), &[label]))
         };
         let metrics = Self {
             admissions: register(
@@ -71,9 +66,7 @@ impl Metrics {
         }
         for role in [Role::Prefill, Role::Decode, Role::Memory] {
             metrics.nodes.with_label_values(&[role.name()]);
-            metrics
-                .observations_broken
-                .with_label_values(&[role.name()]);
+            metrics.observations_broken.with_label_values(&[role.name()]);
         }
         Ok(metrics)
     }
@@ -83,9 +76,7 @@ impl Metrics {
         match answer {
             Ok(_) => self.admissions.inc(),
             Err(refused) => {
-                self.refusals
-                    .with_label_values(&[refused.reason.name()])
-                    .inc();
+                self.refusals.with_label_values(&[refused.reason.name()]).inc();
             }
         }
     }
@@ -96,8 +87,6 @@ impl Metrics {
     }
 
     pub(crate) fn broken(&self, role: Role) {
-        self.observations_broken
-            .with_label_values(&[role.name()])
-            .inc();
+        self.observations_broken.with_label_values(&[role.name()]).inc();
     }
 }

@@ -71,11 +71,7 @@ impl Follower {
     }
 
     fn joined(&mut self, record: NodeRecord) {
-        if self
-            .observed
-            .get(&record.id)
-            .is_some_and(|(known, _)| *known == record)
-        {
+        if self.observed.get(&record.id).is_some_and(|(known, _)| *known == record) {
             return;
         }
         self.cluster.joined(record.clone());
@@ -90,10 +86,8 @@ impl Follower {
             patience: self.patience,
             ended: ended.clone(),
         };
-        self.role
-            .spawn("observe a node", OnExit::Ignore, observer.run());
-        self.observed
-            .insert(record.id.clone(), (record, ended.drop_guard()));
+        self.role.spawn("observe a node", OnExit::Ignore, observer.run());
+        self.observed.insert(record.id.clone(), (record, ended.drop_guard()));
     }
 
     fn gone(&mut self, node: &NodeId, incarnation: Incarnation) {
@@ -135,11 +129,7 @@ impl Observer {
             if heard || pause == least {
                 tracing::info!(node = %self.record.id, %broken, "a node is not heard; trying on");
             }
-            pause = if heard {
-                least
-            } else {
-                (pause * 2).min(self.patience.retry_max)
-            };
+            pause = if heard { least } else { (pause * 2).min(self.patience.retry_max) };
             tokio::select! {
                 () = self.ended.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}

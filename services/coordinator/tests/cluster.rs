@@ -26,18 +26,12 @@ struct Node {
 }
 
 async fn node(process: &Role, coordinator: &str, role: ids::Role, tier: Tier) -> Node {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("a free port");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let control = listener.local_addr().expect("bound");
     let accepting = Arc::new(AtomicBool::new(true));
     let says = Arc::clone(&accepting);
     let report = move || NodeReport {
-        tiers: vec![TierCapacity {
-            tier,
-            total: ByteCount(1 << 20),
-            free: ByteCount(1 << 20),
-        }],
+        tiers: vec![TierCapacity { tier, total: ByteCount(1 << 20), free: ByteCount(1 << 20) }],
         accepting: says.load(Ordering::Relaxed),
         ..NodeReport::default()
     };
@@ -50,15 +44,7 @@ async fn node(process: &Role, coordinator: &str, role: ids::Role, tier: Tier) ->
         );
     process.spawn("node", OnExit::Ignore, serving);
     let config = NodeConfig::first_of(role);
-    let mut record = config
-        .record(
-            role,
-            Bound {
-                control,
-                bulk: None,
-            },
-        )
-        .expect("valid names");
+    let mut record = config.record(role, Bound { control, bulk: None }).expect("valid names");
     if role != ids::Role::Memory {
         record.model = Some(MODEL);
         record.numerics_class = "host-1".into();
@@ -69,11 +55,7 @@ async fn node(process: &Role, coordinator: &str, role: ids::Role, tier: Tier) ->
     let (mut registration, keeper) = membership.register(record, Span::from_secs(60));
     process.spawn("registration", OnExit::Ignore, keeper);
     assert!(registration.listed().await);
-    Node {
-        accepting,
-        stop,
-        registration,
-    }
+    Node { accepting, stop, registration }
 }
 
 fn request(session: u128) -> AdmitRequest {
@@ -89,10 +71,7 @@ fn request(session: u128) -> AdmitRequest {
 }
 
 async fn admit(client: &mut CoordinatorClient<Channel>) -> Result<Plan, Refused> {
-    let answer = client
-        .admit(v1::AdmitRequest::from(request(5)))
-        .await
-        .expect("it answers");
+    let answer = client.admit(v1::AdmitRequest::from(request(5))).await.expect("it answers");
     answer.into_inner().try_into().expect("a valid answer")
 }
 
@@ -125,49 +104,25 @@ async fn nodes_are_found_planned_for_and_missed_when_they_stop_p3() {
 
     let refused = admit(&mut client).await.expect_err("nobody is there");
     assert_eq!(refused.reason, RefuseReason::NoNode);
-    assert_eq!(
-        role.readiness().failed().len(),
-        3,
-        "{:?}",
-        role.readiness().failed()
-    );
+    assert_eq!(role.readiness().failed().len(), 3, "{:?}", role.readiness().failed());
 
     let nodes = daemon.role("nodes");
     let prefill = node(&nodes, &address, ids::Role::Prefill, Tier::PrefillHost).await;
     let decode = node(&nodes, &address, ids::Role::Decode, Tier::Device).await;
     let memory = node(&nodes, &address, ids::Role::Memory, Tier::Remote).await;
-    until("ready", || async {
-        role.readiness().failed().is_empty().then_some(())
-    })
-    .await;
+    until("ready", || async { role.readiness().failed().is_empty().then_some(()) }).await;
 
     let plan = admit(&mut client).await.expect("there is room");
     assert_eq!(plan.decode.node.as_str(), "decode-0");
     assert_eq!(plan.homes[0].nodes[0].node.as_str(), "memory-0");
-    let listed = client
-        .nodes(v1::NodesRequest {})
-        .await
-        .expect("it answers")
-        .into_inner();
+    let listed = client.nodes(v1::NodesRequest {}).await.expect("it answers").into_inner();
     let listed = Vec::<NodeStatus>::try_from(listed).expect("a valid answer");
-    let names: Vec<&str> = listed
-        .iter()
-        .map(|status| status.record.id.as_str())
-        .collect();
+    let names: Vec<&str> = listed.iter().map(|status| status.record.id.as_str()).collect();
     assert_eq!(names, ["decode-0", "memory-0", "prefill-0"]);
-    let too_long = AdmitRequest {
-        max_tokens: 1 << 19,
-        ..request(6)
-    };
-    let answer = client
-        .admit(v1::AdmitRequest::from(too_long))
-        .await
-        .expect("it answers");
+    let too_long = AdmitRequest { max_tokens: 1 << 19, ..request(6) };
+    let answer = client.admit(v1::AdmitRequest::from(too_long)).await.expect("it answers");
     let answer = Result::<Plan, Refused>::try_from(answer.into_inner()).expect("valid");
-    assert_eq!(
-        answer.expect_err("too long").reason,
-        RefuseReason::NeverFits
-    );
+    assert_eq!(answer.expect_err("too long").reason, RefuseReason::NeverFits);
 
     // A node that drains gets nothing, one that came back does.
     decode.accepting.store(false, Ordering::Relaxed);
@@ -185,10 +140,7 @@ async fn nodes_are_found_planned_for_and_missed_when_they_stop_p3() {
 
     // A server that ends is noticed by its stream, long before its lease of 60 s.
     prefill.stop.cancel();
-    assert_eq!(
-        until("prefill stops", missing).await.reason,
-        RefuseReason::NoNode
-    );
+    assert_eq!(until("prefill stops", missing).await.reason, RefuseReason::NoNode);
     // A node that leaves is not listed.
     memory.registration.leave().await;
     let gone = || {
@@ -226,10 +178,7 @@ async fn a_question_with_a_wrong_field_is_answered_by_its_name() {
     let channel = proto::channel(&address, &ChannelOptions::default()).expect("an address");
     let mut wire = v1::AdmitRequest::from(request(1));
     wire.block_hashes.clear();
-    let status = proto::client::coordinator(channel)
-        .admit(wire)
-        .await
-        .expect_err("a hash short");
+    let status = proto::client::coordinator(channel).admit(wire).await.expect_err("a hash short");
     assert_eq!(status.code(), tonic::Code::InvalidArgument);
     assert!(status.message().contains("block_hashes"), "{status}");
 }

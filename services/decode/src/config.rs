@@ -109,46 +109,32 @@ impl Default for Config {
 
 impl Default for ListenConfig {
     fn default() -> Self {
-        Self {
-            control: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        }
+        Self { control: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)) }
     }
 }
 
 impl Default for DeviceConfig {
     fn default() -> Self {
-        Self {
-            bytes: ByteSize::mib(512),
-        }
+        Self { bytes: ByteSize::mib(512) }
     }
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self {
-            bytes: ByteSize::mib(64),
-            huge_pages: true,
-        }
+        Self { bytes: ByteSize::mib(64), huge_pages: true }
     }
 }
 
 impl Default for BatchConfig {
     fn default() -> Self {
         let number = |n| NonZeroUsize::new(n).expect("not zero");
-        Self {
-            sequences_max: number(32),
-            waiting_max: number(512),
-            unread_max: number(64),
-        }
+        Self { sequences_max: number(32), waiting_max: number(512), unread_max: number(64) }
     }
 }
 
 impl Default for SessionConfig {
     fn default() -> Self {
-        Self {
-            sessions_max: 512,
-            reserve_wait_max: Span::secs(2),
-        }
+        Self { sessions_max: 512, reserve_wait_max: Span::secs(2) }
     }
 }
 
@@ -163,10 +149,8 @@ impl Settings for Config {
 
     fn check(&self) -> Result<(), ConfigError> {
         let exposure = Exposure::from_insecure(self.insecure);
-        let sockets = [
-            ("listen.control", self.listen.control),
-            ("admin.listen", self.admin.listen),
-        ];
+        let sockets =
+            [("listen.control", self.listen.control), ("admin.listen", self.admin.listen)];
         for (field, address) in sockets {
             exposure.check(field, address)?;
         }
@@ -177,17 +161,10 @@ impl Settings for Config {
         })?;
         let positive = [
             ("session.sessions_max", self.session.sessions_max > 0),
-            (
-                "session.reserve_wait_max",
-                !self.session.reserve_wait_max.is_zero(),
-            ),
+            ("session.reserve_wait_max", !self.session.reserve_wait_max.is_zero()),
         ];
         match positive.into_iter().find(|(_, ok)| !ok) {
-            Some((field, _)) => Err(ConfigError::invalid(
-                field,
-                "must be above zero",
-                "raise it",
-            )),
+            Some((field, _)) => Err(ConfigError::invalid(field, "must be above zero", "raise it")),
             // Else a session whose prompt was computed and fetched could be refused at the end.
             None if self.batch.waiting_max.get() < self.session.sessions_max => {
                 let problem = format!(

@@ -32,14 +32,10 @@ impl Control {
             return Err(Status::unavailable("this node is draining"));
         }
         if plan.decode.node != me.id || plan.decode.incarnation != me.incarnation {
-            return Err(Status::failed_precondition(
-                "the plan names another node or start",
-            ));
+            return Err(Status::failed_precondition("the plan names another node or start"));
         }
         if Some(plan.model) != me.model || plan.numerics_class != me.numerics_class {
-            return Err(Status::failed_precondition(
-                "other weights or another numerics class",
-            ));
+            return Err(Status::failed_precondition("other weights or another numerics class"));
         }
         if plan.final_tokens > self.0.context {
             let text = format!("{} tokens exceed the context", plan.final_tokens);

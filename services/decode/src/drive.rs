@@ -90,10 +90,7 @@ impl Driver {
 
     async fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Reserve {
-                holder: Holder::Device,
-                slices,
-            } => self.reserve_device(slices),
+            Effect::Reserve { holder: Holder::Device, slices } => self.reserve_device(slices),
             Effect::Reserve { holder, slices } => self.reserve(holder, slices),
             Effect::Release(holder) => self.release(holder),
             Effect::StartPrefill { grant, home_grants } => self.start_prefill(grant, home_grants),
@@ -140,8 +137,7 @@ impl Driver {
             }),
         };
         let tell = self.tell.clone();
-        self.tasks
-            .spawn(async move { drop(tell.send(event).await) });
+        self.tasks.spawn(async move { drop(tell.send(event).await) });
     }
 
     fn release(&mut self, holder: Holder) {
@@ -192,12 +188,7 @@ impl Driver {
             self.tasks.spawn(loader.run(inbox));
         }
         let plan = self.request.plan.clone();
-        let request = PrefillRequest {
-            plan,
-            prompt,
-            grant,
-            home_grants,
-        };
+        let request = PrefillRequest { plan, prompt, grant, home_grants };
         let (node, tell) = (Arc::clone(&self.node), self.tell.clone());
         self.tasks.spawn(async move {
             if let Err(detail) = follow_prefill(&node, request, &tell).await {
@@ -224,11 +215,7 @@ impl Driver {
                 Ok(Source {
                     node: target.node.clone(),
                     tier,
-                    control: self
-                        .node
-                        .channels
-                        .to(&target.control)
-                        .map_err(|e| e.to_string())?,
+                    control: self.node.channels.to(&target.control).map_err(|e| e.to_string())?,
                     bulk: format!("tcp://{}", target.bulk)
                         .parse()
                         .map_err(|error: transfer::InvalidAddress| error.to_string())?,
@@ -258,9 +245,7 @@ impl Driver {
         let (to, table) = oneshot::channel();
         drop(loader.send(Order::Finish(to)).await);
         let Ok((table, reservation)) = table.await else {
-            return self.tell_later(Event::EngineFailed {
-                detail: "the loader ended".to_owned(),
-            });
+            return self.tell_later(Event::EngineFailed { detail: "the loader ended".to_owned() });
         };
         let prompt = &self.request.prompt;
         let admission = Admission {
@@ -273,9 +258,7 @@ impl Driver {
         let mut sequence = match self.node.engine.admit(admission) {
             Ok(sequence) => sequence,
             Err(error) => {
-                return self.tell_later(Event::EngineFailed {
-                    detail: error.to_string(),
-                });
+                return self.tell_later(Event::EngineFailed { detail: error.to_string() });
             }
         };
         let tell = self.tell.clone();
@@ -283,17 +266,9 @@ impl Driver {
             while let Some(item) = sequence.next().await {
                 let event = match item {
                     DecodeItem::Token { token, logprob } => Event::Token { token, logprob },
-                    DecodeItem::Finished {
-                        finish,
-                        sampled,
-                        elapsed,
-                        logits_digest,
-                    } => Event::EngineFinished {
-                        finish,
-                        sampled,
-                        elapsed,
-                        logits_digest,
-                    },
+                    DecodeItem::Finished { finish, sampled, elapsed, logits_digest } => {
+                        Event::EngineFinished { finish, sampled, elapsed, logits_digest }
+                    }
                     DecodeItem::Failed { detail } => Event::EngineFailed { detail },
                 };
                 if tell.send(event).await.is_err() {
@@ -305,8 +280,7 @@ impl Driver {
 
     fn tell_later(&mut self, event: Event) {
         let tell = self.tell.clone();
-        self.tasks
-            .spawn(async move { drop(tell.send(event).await) });
+        self.tasks.spawn(async move { drop(tell.send(event).await) });
     }
 
     /// Sends an item; a reader that is slow for long does not cost the session its leases.
@@ -365,20 +339,11 @@ async fn follow_prefill(
     tell: &mpsc::Sender<Event>,
 ) -> Result<(), String> {
     let address = request.plan.prefill.control.clone();
-    let channel = node
-        .channels
-        .to(&address)
-        .map_err(|error| error.to_string())?;
+    let channel = node.channels.to(&address).map_err(|error| error.to_string())?;
     let request: v1::PrefillRequest = request.into();
     let stream = proto::client::prefill(channel).run(request).await;
-    let mut stream = stream
-        .map_err(|status| format!("{address}: {status}"))?
-        .into_inner();
-    while let Some(event) = stream
-        .message()
-        .await
-        .map_err(|status| status.to_string())?
-    {
+    let mut stream = stream.map_err(|status| format!("{address}: {status}"))?.into_inner();
+    while let Some(event) = stream.message().await.map_err(|status| status.to_string())? {
         let event = PrefillEvent::try_from(event).map_err(|invalid| invalid.to_string())?;
         let (event, last) = match event {
             PrefillEvent::Sealed(blocks) => (Event::Sealed(blocks), false),

@@ -51,10 +51,7 @@ async fn try_reserve(
     let answer = tokio::time::timeout(wait_max.into(), answer).await;
     let answer = answer.map_err(|_| format!("{address} did not answer in time"))?;
     let answer = answer.map_err(|status| format!("{address}: {status}"))?;
-    answer
-        .into_inner()
-        .try_into()
-        .map_err(|invalid: proto::InvalidMessage| invalid.to_string())
+    answer.into_inner().try_into().map_err(|invalid: proto::InvalidMessage| invalid.to_string())
 }
 
 /// Prolongs one lease.
@@ -68,11 +65,7 @@ pub(crate) async fn extend(
 ) -> Result<(), String> {
     let address = control(holder).ok_or("the device has no lease")?;
     let channel = channels.to(address).map_err(|error| error.to_string())?;
-    let request: v1::ExtendRequest = Extend {
-        grant,
-        lease: LEASE,
-    }
-    .into();
+    let request: v1::ExtendRequest = Extend { grant, lease: LEASE }.into();
     let mut client = proto::client::reservations(channel);
     let answer = client.extend(proto::with_deadline(request, CALL_WAIT_MAX));
     match tokio::time::timeout(CALL_WAIT_MAX.into(), answer).await {

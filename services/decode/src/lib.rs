@@ -83,40 +83,21 @@ pub fn start(
     role: &Role,
 ) -> anyhow::Result<Running> {
     let exposure = Exposure::from_insecure(config.insecure);
-    let listen = |field, address| {
-        bind(
-            Endpoint {
-                role: role.name(),
-                field,
-                address,
-            },
-            exposure,
-        )
-    };
+    let listen = |field, address| bind(Endpoint { role: role.name(), field, address }, exposure);
     let control = listen("listen.control", config.listen.control)?;
     let admin = listen("admin.listen", config.admin.listen)?;
     let spec = compute.model.spec();
-    let bound = Bound {
-        control: control.local_addr()?,
-        bulk: None,
-    };
+    let bound = Bound { control: control.local_addr()?, bulk: None };
     let mut record = config.node.record(ids::Role::Decode, bound)?;
-    compute
-        .device
-        .numerics_class()
-        .clone_into(&mut record.numerics_class);
+    compute.device.numerics_class().clone_into(&mut record.numerics_class);
     record.model = Some(compute.resolved.digest);
     record.block_bytes = ByteCount(spec.slice_bytes() as u64 * spec.shape().slices() as u64);
 
     let landing = landing(config, &record, spec.slice_bytes())?;
     let device_bytes = ByteCount(config.device.bytes.get());
-    let memory = DeviceKv::try_new(
-        &compute.device,
-        spec.shape(),
-        usize::from(spec.head_dim),
-        device_bytes,
-    )
-    .map_err(|error| ConfigError::invalid("device.bytes", error, "change it"))?;
+    let memory =
+        DeviceKv::try_new(&compute.device, spec.shape(), usize::from(spec.head_dim), device_bytes)
+            .map_err(|error| ConfigError::invalid("device.bytes", error, "change it"))?;
     let options = DecodeOptions {
         batch_max: config.batch.sequences_max,
         waiting_max: config.batch.waiting_max,
@@ -129,11 +110,7 @@ pub fn start(
     let transport = Arc::new(TcpTransport::new(ClientLimits::default()));
     let node = Arc::new(Node {
         context: spec.context,
-        fetcher: Arc::new(Fetcher::new(
-            transport,
-            landing.clone(),
-            FetchLimits::default(),
-        )),
+        fetcher: Arc::new(Fetcher::new(transport, landing.clone(), FetchLimits::default())),
         memory,
         landing,
         engine,
@@ -159,11 +136,7 @@ pub fn start(
         drop(finishing.sessions.acquire_many(all).await);
     });
     role.readiness().started();
-    Ok(Running {
-        record,
-        admin,
-        registry,
-    })
+    Ok(Running { record, admin, registry })
 }
 
 fn landing(config: &Config, record: &NodeRecord, slice_bytes: usize) -> anyhow::Result<Slab> {
@@ -171,10 +144,8 @@ fn landing(config: &Config, record: &NodeRecord, slice_bytes: usize) -> anyhow::
     // What a session fetches together must fit.
     let least = record.block_bytes.0 * BLOCKS_PER_FETCH as u64;
     if size.get() < least {
-        let problem = format!(
-            "is {size}; {BLOCKS_PER_FETCH} blocks of this model take {}",
-            ByteCount(least)
-        );
+        let problem =
+            format!("is {size}; {BLOCKS_PER_FETCH} blocks of this model take {}", ByteCount(least));
         return Err(ConfigError::invalid("host.bytes", problem, "raise it").into());
     }
     // Pages are backed when first used: without this check a node would be killed in the middle
@@ -193,11 +164,7 @@ fn landing(config: &Config, record: &NodeRecord, slice_bytes: usize) -> anyhow::
     let slots = u32::try_from(size.get() / slice_bytes as u64).map_err(|_| {
         ConfigError::invalid("host.bytes", "holds more than 2^32 slices", "lower it")
     })?;
-    let huge = if config.host.huge_pages {
-        HugePages::Auto
-    } else {
-        HugePages::Off
-    };
+    let huge = if config.host.huge_pages { HugePages::Auto } else { HugePages::Off };
     Slab::try_new(slots, slice_bytes, huge).context("host.bytes: no memory for the slab")
 }
 

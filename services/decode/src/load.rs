@@ -90,16 +90,8 @@ impl Loader {
         Event::Resident {
             index: block.receipt.index,
             moved: vec![
-                Moved {
-                    from: block.from,
-                    to: Tier::DecodeHost,
-                    bytes,
-                },
-                Moved {
-                    from: Tier::DecodeHost,
-                    to: Tier::Device,
-                    bytes,
-                },
+                Moved { from: block.from, to: Tier::DecodeHost, bytes },
+                Moved { from: Tier::DecodeHost, to: Tier::Device, bytes },
             ],
             replica: block.replica,
         }

@@ -29,10 +29,7 @@ fn main() -> ExitCode {
     let mut own = Overrides::default();
     own.set("--model", "model.name", args.model);
     own.set("--coordinator", "membership.coordinator", args.coordinator);
-    let program = Program {
-        name: "oasiskv-decode",
-        env_prefix: "OASISKV_DECODE",
-    };
+    let program = Program { name: "oasiskv-decode", env_prefix: "OASISKV_DECODE" };
     daemon::run(program, &args.common, own, start)
 }
 

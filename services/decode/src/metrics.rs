@@ -22,10 +22,7 @@ impl Metrics {
         let counter = |name: &str, help: &str| {
             daemon::metrics::register(registry, IntCounter::new(name, help))
         };
-        let ended = Opts::new(
-            "oasiskv_decode_sessions_ended_total",
-            "Sessions by how they ended.",
-        );
+        let ended = Opts::new("oasiskv_decode_sessions_ended_total", "Sessions by how they ended.");
         let ended = daemon::metrics::register(registry, IntCounterVec::new(ended, &["outcome"]))?;
         for outcome in ["finished", "refused", "cancelled", "failed"] {
             ended.with_label_values(&[outcome]);

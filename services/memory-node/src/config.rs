@@ -46,10 +46,7 @@ pub struct ListenConfig {
 impl Default for ListenConfig {
     fn default() -> Self {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Self {
-            control: any_port,
-            bulk: any_port,
-        }
+        Self { control: any_port, bulk: any_port }
     }
 }
 
@@ -68,11 +65,7 @@ pub struct SlabConfig {
 
 impl Default for SlabConfig {
     fn default() -> Self {
-        Self {
-            size: ByteSize::mib(256),
-            slice: ByteSize::kib(4),
-            huge_pages: true,
-        }
+        Self { size: ByteSize::mib(256), slice: ByteSize::kib(4), huge_pages: true }
     }
 }
 
@@ -116,11 +109,7 @@ impl SlabConfig {
         let limit = u64::from(transfer::SLICE_BYTES_LIMIT);
         if self.slice.get() == 0 || self.slice.get() > limit {
             let remedy = "use 64 times the head dimension of the model, 4KiB at 64";
-            return Err(ConfigError::invalid(
-                "slab.slice",
-                "must be 1 B to 1 MiB",
-                remedy,
-            ));
+            return Err(ConfigError::invalid("slab.slice", "must be 1 B to 1 MiB", remedy));
         }
         match u32::try_from(self.size.get() / self.slice.get()) {
             Ok(0) => {
@@ -130,11 +119,7 @@ impl SlabConfig {
             Ok(slots) => Ok(slots),
             Err(_) => {
                 let remedy = "lower it, or run several memory nodes";
-                Err(ConfigError::invalid(
-                    "slab.size",
-                    "holds more than 2^32 slices",
-                    remedy,
-                ))
+                Err(ConfigError::invalid("slab.size", "holds more than 2^32 slices", remedy))
             }
         }
     }
@@ -181,32 +166,18 @@ impl Settings for Config {
         let refs = self.limits.refs_per_frame_max;
         if refs == 0 || refs > transfer::REFS_LIMIT {
             let problem = format!("must be 1 to {}", transfer::REFS_LIMIT);
-            return Err(ConfigError::invalid(
-                "limits.refs_per_frame_max",
-                problem,
-                "change it",
-            ));
+            return Err(ConfigError::invalid("limits.refs_per_frame_max", problem, "change it"));
         }
         let positive = [
             ("limits.sessions_max", self.limits.sessions_max > 0),
             ("limits.lease_max", !self.limits.lease_max.is_zero()),
             ("limits.connections_max", self.limits.connections_max > 0),
-            (
-                "limits.frame_wait_max",
-                !self.limits.frame_wait_max.is_zero(),
-            ),
-            (
-                "limits.calls_per_connection_max",
-                self.limits.calls_per_connection_max > 0,
-            ),
+            ("limits.frame_wait_max", !self.limits.frame_wait_max.is_zero()),
+            ("limits.calls_per_connection_max", self.limits.calls_per_connection_max > 0),
         ];
         for (field, ok) in positive {
             if !ok {
-                return Err(ConfigError::invalid(
-                    field,
-                    "must be above zero",
-                    "raise it",
-                ));
+                return Err(ConfigError::invalid(field, "must be above zero", "raise it"));
             }
         }
         Ok(())
@@ -234,26 +205,11 @@ mod tests {
             config.check().unwrap_err().to_string()
         };
         for (field, said) in [
-            (
-                "node.id",
-                check(&|config| config.node.id = "Über".to_owned()),
-            ),
-            (
-                "slab.slice",
-                check(&|config| config.slab.slice = ByteSize::bytes(0)),
-            ),
-            (
-                "slab.size",
-                check(&|config| config.slab.size = ByteSize::bytes(100)),
-            ),
-            (
-                "limits.refs_per_frame_max",
-                check(&|config| config.limits.refs_per_frame_max = 0),
-            ),
-            (
-                "limits.sessions_max",
-                check(&|config| config.limits.sessions_max = 0),
-            ),
+            ("node.id", check(&|config| config.node.id = "Über".to_owned())),
+            ("slab.slice", check(&|config| config.slab.slice = ByteSize::bytes(0))),
+            ("slab.size", check(&|config| config.slab.size = ByteSize::bytes(100))),
+            ("limits.refs_per_frame_max", check(&|config| config.limits.refs_per_frame_max = 0)),
+            ("limits.sessions_max", check(&|config| config.limits.sessions_max = 0)),
         ] {
             assert!(said.contains(field), "{said}");
         }

@@ -53,30 +53,22 @@ impl MemoryNode for Control {
     async fn place(&self, request: Request<v1::PlaceRequest>) -> Answer<v1::PlaceResponse> {
         let Place { grant, receipts } = request.into_inner().try_into()?;
         let placed = self.0.place(&grant, receipts).map_err(status::place)?;
-        let answer = Placed {
-            place: placed.place,
-            held: placed.held,
-        };
+        let answer = Placed { place: placed.place, held: placed.held };
         Ok(Response::new(answer.into()))
     }
 
     async fn commit(&self, request: Request<v1::CommitRequest>) -> Answer<v1::CommitResponse> {
         let Commit { grant, keys } = request.into_inner().try_into()?;
         let outcome = self.0.commit(&grant, &keys).await.map_err(status::denied)?;
-        let answer = Committed {
-            committed: once(outcome.committed),
-            rejected: once(outcome.rejected),
-        };
+        let answer =
+            Committed { committed: once(outcome.committed), rejected: once(outcome.rejected) };
         Ok(Response::new(answer.into()))
     }
 
     async fn locate(&self, request: Request<v1::LocateRequest>) -> Answer<v1::LocateResponse> {
         let Locate { grant, keys } = request.into_inner().try_into()?;
         let located = self.0.locate(&grant, &keys).map_err(status::place)?;
-        let answer = Located {
-            found: located.found,
-            missing: located.missing,
-        };
+        let answer = Located { found: located.found, missing: located.missing };
         Ok(Response::new(answer.into()))
     }
 }

@@ -55,20 +55,13 @@ pub struct Running {
 pub fn start(config: Config, role: &Role) -> anyhow::Result<Running> {
     let exposure = Exposure::from_insecure(config.insecure);
     let listen = |field, address| {
-        let endpoint = Endpoint {
-            role: role.name(),
-            field,
-            address,
-        };
+        let endpoint = Endpoint { role: role.name(), field, address };
         bind(endpoint, exposure)
     };
     let control = listen("listen.control", config.listen.control)?;
     let bulk = listen("listen.bulk", config.listen.bulk)?;
     let admin = listen("admin.listen", config.admin.listen)?;
-    let bound = Bound {
-        control: control.local_addr()?,
-        bulk: Some(bulk.local_addr()?),
-    };
+    let bound = Bound { control: control.local_addr()?, bulk: Some(bulk.local_addr()?) };
     let record = config.node.record(ids::Role::Memory, bound)?;
     let registry = daemon::metrics::registry(&[("role", "memory"), ("node", record.id.as_str())])?;
 
@@ -103,11 +96,7 @@ pub fn start(config: Config, role: &Role) -> anyhow::Result<Running> {
     membership::join(&config.membership, role, record.clone())?;
     role.on_drain("let sessions end", async move { shelf.drain().await });
     role.readiness().started();
-    Ok(Running {
-        record,
-        admin,
-        registry,
-    })
+    Ok(Running { record, admin, registry })
 }
 
 fn slab(config: &Config) -> anyhow::Result<Slab> {
@@ -121,11 +110,7 @@ fn slab(config: &Config) -> anyhow::Result<Slab> {
         let remedy = "lower it, or free memory on this host";
         return Err(ConfigError::invalid("slab.size", problem, remedy).into());
     }
-    let huge = if config.slab.huge_pages {
-        HugePages::Auto
-    } else {
-        HugePages::Off
-    };
+    let huge = if config.slab.huge_pages { HugePages::Auto } else { HugePages::Off };
     let (slots, slice_bytes) = (config.slab.slots()?, config.slab.slice.as_usize());
     Slab::try_new(slots, slice_bytes, huge).context("slab.size: no memory for the slab")
 }

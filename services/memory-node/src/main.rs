@@ -18,10 +18,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    let program = Program {
-        name: "oasiskv-memory-node",
-        env_prefix: "OASISKV_MEMORY_NODE",
-    };
+    let program = Program { name: "oasiskv-memory-node", env_prefix: "OASISKV_MEMORY_NODE" };
     let start = |config: Config, daemon: Daemon| async move {
         let running = memory_node::start(config, &daemon.role("memory"))?;
         tracing::info!(

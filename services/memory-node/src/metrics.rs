@@ -28,10 +28,7 @@ impl Events {
     pub(crate) fn try_new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let counter = |name: &str, help: &str| register(registry, IntCounter::new(name, help));
         let refused = IntCounterVec::new(
-            Opts::new(
-                "oasiskv_memory_reserve_refused_total",
-                "Reservations refused, by reason.",
-            ),
+            Opts::new("oasiskv_memory_reserve_refused_total", "Reservations refused, by reason."),
             &["reason"],
         );
         let events = Self {
@@ -42,10 +39,7 @@ impl Events {
                 "oasiskv_memory_commits_rejected_total",
                 "Blocks that did not arrive whole or did not hash to their receipt.",
             )?,
-            expired: counter(
-                "oasiskv_memory_leases_expired_total",
-                "Leases that ran out.",
-            )?,
+            expired: counter("oasiskv_memory_leases_expired_total", "Leases that ran out.")?,
         };
         for reason in ["never_fits", "full", "stale_epoch", "draining"] {
             events.refused.with_label_values(&[reason]);
@@ -159,14 +153,7 @@ impl Scraped {
     }
 
     fn parts(&self) -> [&dyn Collector; 6] {
-        [
-            &self.slices,
-            &self.sessions,
-            &self.connections,
-            &self.bytes,
-            &self.refused,
-            &self.closed,
-        ]
+        [&self.slices, &self.sessions, &self.connections, &self.bytes, &self.refused, &self.closed]
     }
 }
 
@@ -177,9 +164,6 @@ impl Collector for Scraped {
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.refresh();
-        self.parts()
-            .into_iter()
-            .flat_map(Collector::collect)
-            .collect()
+        self.parts().into_iter().flat_map(Collector::collect).collect()
     }
 }

@@ -39,20 +39,14 @@ impl Slots for SlabSlots {
     fn try_alloc(&self, count: u32) -> Option<Vec<(SliceRef, SlotMut)>> {
         let slots = self.0.try_alloc_many(count).ok()?;
         let placed = slots.into_iter().map(|slot| {
-            let at = SliceRef {
-                slot: slot.index(),
-                generation: slot.generation(),
-            };
+            let at = SliceRef { slot: slot.index(), generation: slot.generation() };
             (at, slot)
         });
         Some(placed.collect())
     }
 
     fn place(sealed: &Slot) -> SliceRef {
-        SliceRef {
-            slot: sealed.index(),
-            generation: sealed.generation(),
-        }
+        SliceRef { slot: sealed.index(), generation: sealed.generation() }
     }
 }
 
@@ -138,9 +132,7 @@ impl Shelf {
             verify(landed)
         } else {
             let hashing = tokio::task::spawn_blocking(move || verify(landed));
-            hashing
-                .await
-                .expect("hashing does not panic and is not aborted")
+            hashing.await.expect("hashing does not panic and is not aborted")
         };
         let mut store = self.store.lock();
         for (block, is_right) in verified {
@@ -193,9 +185,7 @@ impl Shelf {
 fn verify(blocks: Vec<LandedBlock<SlotMut>>) -> Vec<(LandedBlock<SlotMut>, bool)> {
     let is_right = |block: &LandedBlock<SlotMut>| {
         let pairs = block.slices.iter().zip(block.receipt.checksums.iter());
-        pairs
-            .into_iter()
-            .all(|(slice, checksum)| xxh3_64(slice) == checksum.0)
+        pairs.into_iter().all(|(slice, checksum)| xxh3_64(slice) == checksum.0)
     };
     let judged = blocks.into_iter().map(|block| {
         let right = is_right(&block);
@@ -205,18 +195,11 @@ fn verify(blocks: Vec<LandedBlock<SlotMut>>) -> Vec<(LandedBlock<SlotMut>, bool)
 }
 
 fn grant(auth: &Credential) -> Grant {
-    Grant {
-        session: auth.session,
-        epoch: auth.epoch,
-        secret: auth.secret,
-    }
+    Grant { session: auth.session, epoch: auth.epoch, secret: auth.secret }
 }
 
 fn places(refs: &[SlotRef]) -> Vec<SliceRef> {
-    let place = |at: &SlotRef| SliceRef {
-        slot: at.slot,
-        generation: at.generation,
-    };
+    let place = |at: &SlotRef| SliceRef { slot: at.slot, generation: at.generation };
     refs.iter().map(place).collect()
 }
 
@@ -239,32 +222,24 @@ fn refusal(refused: AccessRefused) -> Refusal {
 impl Gate for Shelf {
     fn open_read(&self, auth: &Credential, refs: &[SlotRef]) -> Result<Vec<Slot>, Refusal> {
         let mut store = self.store.lock();
-        store
-            .open_read(&grant(auth), &places(refs), self.now())
-            .map_err(refusal)
+        store.open_read(&grant(auth), &places(refs), self.now()).map_err(refusal)
     }
 
     fn open_write(&self, auth: &Credential, refs: &[SlotRef]) -> Result<Vec<SlotMut>, Refusal> {
         let mut store = self.store.lock();
-        store
-            .open_write(&grant(auth), &places(refs), self.now())
-            .map_err(refusal)
+        store.open_write(&grant(auth), &places(refs), self.now()).map_err(refusal)
     }
 
     fn landed(&self, auth: &Credential, slots: Vec<(SlotRef, SlotMut)>) -> Result<(), Refusal> {
         let (refs, slots): (Vec<SlotRef>, Vec<SlotMut>) = slots.into_iter().unzip();
         let pairs = places(&refs).into_iter().zip(slots).collect();
         let mut store = self.store.lock();
-        store
-            .landed(&grant(auth), pairs, self.now())
-            .map_err(denied)
+        store.landed(&grant(auth), pairs, self.now()).map_err(denied)
     }
 
     fn aborted(&self, auth: &Credential, slots: Vec<(SlotRef, SlotMut)>) {
         let (refs, slots): (Vec<SlotRef>, Vec<SlotMut>) = slots.into_iter().unzip();
         drop(slots);
-        self.store
-            .lock()
-            .aborted(&grant(auth), &places(&refs), self.now());
+        self.store.lock().aborted(&grant(auth), &places(&refs), self.now());
     }
 }

@@ -130,11 +130,7 @@ impl<P: Slots> Store<P> {
             })
         };
         let granted = self.leases.grant(request, secret, now, make)?;
-        self.reserved = self
-            .leases
-            .iter()
-            .map(|(_, holding)| holding.reserved)
-            .sum();
+        self.reserved = self.leases.iter().map(|(_, holding)| holding.reserved).sum();
         Ok(granted)
     }
 
@@ -192,11 +188,7 @@ impl<P: Slots> Store<P> {
         for at in &survey.to_pin {
             pin(&mut self.copies, holding, *at, P::place);
         }
-        let count = survey
-            .fresh
-            .iter()
-            .map(|receipt| receipt.checksums.len())
-            .sum();
+        let count = survey.fresh.iter().map(|receipt| receipt.checksums.len()).sum();
         let slots = match make_room(&self.slots, &mut self.copies, count) {
             Ok(slots) => slots,
             Err(refused) => {
@@ -276,9 +268,7 @@ impl<P: Slots> Store<P> {
         for key in keys {
             let shards = holding.landing.shards_of(*key);
             if shards.is_empty() {
-                let kept = holding
-                    .pins
-                    .range((*key, ShardId(0))..=(*key, ShardId(u16::MAX)));
+                let kept = holding.pins.range((*key, ShardId(0))..=(*key, ShardId(u16::MAX)));
                 let verdict = match kept.count() {
                     0 => Verdict::Rejected,
                     _ => Verdict::Kept,
@@ -286,10 +276,7 @@ impl<P: Slots> Store<P> {
                 verdicts.push((*key, verdict));
             }
             for shard in shards {
-                let slices = holding
-                    .landing
-                    .find(*key, shard)
-                    .map_or(0, |at| at.slices.len());
+                let slices = holding.landing.find(*key, shard).map_or(0, |at| at.slices.len());
                 let verdict = match holding.landing.commit(*key, shard) {
                     Some(landed) => Verdict::Verify(landed),
                     None => {
@@ -325,10 +312,7 @@ impl<P: Slots> Store<P> {
             holding.used -= count_of(slices.len());
             return Ok(());
         }
-        let copy = Copy {
-            receipt,
-            slices: slices.into(),
-        };
+        let copy = Copy { receipt, slices: slices.into() };
         self.copies.insert_pinned(copy);
         note_pin(&self.copies, holding, at, P::place);
         Ok(())
@@ -405,11 +389,7 @@ impl<P: Slots> Store<P> {
     /// How it is used right now.
     #[must_use]
     pub(crate) fn counts(&self) -> Counts {
-        let landing: usize = self
-            .leases
-            .iter()
-            .map(|(_, held)| held.landing.slot_count())
-            .sum();
+        let landing: usize = self.leases.iter().map(|(_, held)| held.landing.slot_count()).sum();
         Counts {
             total: self.slots.total(),
             reserved: self.reserved,
@@ -443,8 +423,5 @@ fn make_room<P: Slots>(
             return Err(PlaceRefused::Busy { wanted, free });
         }
     }
-    slots.try_alloc(count).ok_or(PlaceRefused::Busy {
-        wanted,
-        free: slots.free(),
-    })
+    slots.try_alloc(count).ok_or(PlaceRefused::Busy { wanted, free: slots.free() })
 }

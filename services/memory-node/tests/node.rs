@@ -76,53 +76,32 @@ mod tests {
                 lease: Span::from_secs(30),
             };
             let mut client = proto::client::reservations(self.channel.clone());
-            let answer = client
-                .reserve(v1::ReserveRequest::from(request))
-                .await
-                .unwrap();
+            let answer = client.reserve(v1::ReserveRequest::from(request)).await.unwrap();
             answer.into_inner().try_into().unwrap()
         }
 
         async fn release(&self, session: u128) {
             let mut client = proto::client::reservations(self.channel.clone());
-            let release = Release {
-                session: SessionId(session),
-                epoch: Epoch(1),
-            };
-            client
-                .release(v1::ReleaseRequest::from(release))
-                .await
-                .unwrap();
+            let release = Release { session: SessionId(session), epoch: Epoch(1) };
+            client.release(v1::ReleaseRequest::from(release)).await.unwrap();
         }
 
         async fn place(&self, grant: &Grant, receipt: &BlockReceipt) -> Placed {
-            let place = Place {
-                grant: grant.clone(),
-                receipts: vec![receipt.clone()],
-            };
+            let place = Place { grant: grant.clone(), receipts: vec![receipt.clone()] };
             let mut client = proto::client::memory_node(self.channel.clone());
             let answer = client.place(v1::PlaceRequest::from(place)).await.unwrap();
             answer.into_inner().try_into().unwrap()
         }
 
         async fn commit(&self, grant: &Grant, key: BlockKey) -> Committed {
-            let commit = Commit {
-                grant: grant.clone(),
-                keys: vec![key],
-            };
+            let commit = Commit { grant: grant.clone(), keys: vec![key] };
             let mut client = proto::client::memory_node(self.channel.clone());
-            let answer = client
-                .commit(v1::CommitRequest::from(commit))
-                .await
-                .unwrap();
+            let answer = client.commit(v1::CommitRequest::from(commit)).await.unwrap();
             answer.into_inner().try_into().unwrap()
         }
 
         async fn locate(&self, grant: &Grant, key: BlockKey) -> Result<Located, tonic::Status> {
-            let locate = Locate {
-                grant: grant.clone(),
-                keys: vec![key],
-            };
+            let locate = Locate { grant: grant.clone(), keys: vec![key] };
             let mut client = proto::client::memory_node(self.channel.clone());
             let answer = client.locate(v1::LocateRequest::from(locate)).await?;
             Ok(answer.into_inner().try_into().unwrap())
@@ -130,19 +109,13 @@ mod tests {
 
         async fn write(&self, grant: &Grant, at: &LocatedBlock, slices: &[Slot]) {
             let (auth, refs) = (credential(grant), refs(at));
-            self.transport
-                .write(&self.bulk, &auth, &refs, slices, soon())
-                .await
-                .unwrap();
+            self.transport.write(&self.bulk, &auth, &refs, slices, soon()).await.unwrap();
         }
 
         async fn read(&self, grant: &Grant, at: &LocatedBlock) -> Result<Vec<SlotMut>, Failure> {
             let landing = self.slab.try_alloc_many(SLICES as u32).unwrap();
             let (auth, refs) = (credential(grant), refs(at));
-            let read = self
-                .transport
-                .read(&self.bulk, &auth, &refs, landing, soon())
-                .await;
+            let read = self.transport.read(&self.bulk, &auth, &refs, landing, soon()).await;
             read.map_err(|failed| failed.failure)
         }
 
@@ -152,15 +125,9 @@ mod tests {
             for (i, slice) in slices.iter_mut().enumerate() {
                 slice.fill(n + i as u8);
             }
-            let checksums = slices
-                .iter()
-                .map(|slice| SliceChecksum(xxh3_64(slice)))
-                .collect();
+            let checksums = slices.iter().map(|slice| SliceChecksum(xxh3_64(slice))).collect();
             let receipt = BlockReceipt {
-                key: BlockKey {
-                    hash: BlockHash([n; 32]),
-                    generation: 0,
-                },
+                key: BlockKey { hash: BlockHash([n; 32]), generation: 0 },
                 index: BlockIdx(0),
                 shard: ShardId(0),
                 tokens: 16,
@@ -179,18 +146,11 @@ mod tests {
     }
 
     fn credential(grant: &Grant) -> Credential {
-        Credential {
-            session: grant.session,
-            epoch: grant.epoch,
-            secret: grant.secret,
-        }
+        Credential { session: grant.session, epoch: grant.epoch, secret: grant.secret }
     }
 
     fn refs(at: &LocatedBlock) -> Vec<SlotRef> {
-        let refs = at.slices.iter().map(|at| SlotRef {
-            slot: at.slot,
-            generation: at.generation,
-        });
+        let refs = at.slices.iter().map(|at| SlotRef { slot: at.slot, generation: at.generation });
         refs.collect()
     }
 
@@ -203,14 +163,8 @@ mod tests {
         let at = &placed.place[0];
         cluster.write(&grant, at, &slices).await;
         let early = cluster.read(&grant, at).await.unwrap_err();
-        assert!(
-            matches!(early, Failure::Refused(Refusal::NotYours(_))),
-            "{early:?}"
-        );
-        assert_eq!(
-            cluster.commit(&grant, receipt.key).await.committed,
-            [receipt.key]
-        );
+        assert!(matches!(early, Failure::Refused(Refusal::NotYours(_))), "{early:?}");
+        assert_eq!(cluster.commit(&grant, receipt.key).await.committed, [receipt.key]);
         let found = cluster.locate(&grant, receipt.key).await.unwrap().found;
         let read = cluster.read(&grant, &found[0]).await.unwrap();
         assert!(read.iter().zip(&slices).all(|(a, b)| **a == **b));
@@ -218,16 +172,8 @@ mod tests {
         let page = cluster.metrics();
         for (name, label, value) in [
             ("oasiskv_memory_slices", "use=\"kept\"", " 4"),
-            (
-                "oasiskv_memory_bulk_bytes_total",
-                "direction=\"in\"",
-                " 16384",
-            ),
-            (
-                "oasiskv_memory_bulk_refused_total",
-                "reason=\"not_yours\"",
-                " 1",
-            ),
+            ("oasiskv_memory_bulk_bytes_total", "direction=\"in\"", " 16384"),
+            ("oasiskv_memory_bulk_refused_total", "reason=\"not_yours\"", " 1"),
         ] {
             let mut lines = page.lines().filter(|line| line.starts_with(name));
             let is_there = lines.any(|line| line.contains(label) && line.ends_with(value));
@@ -243,14 +189,8 @@ mod tests {
         let (_, wrong) = cluster.block(90);
         let placed = cluster.place(&grant, &receipt).await;
         cluster.write(&grant, &placed.place[0], &wrong).await;
-        assert_eq!(
-            cluster.commit(&grant, receipt.key).await.rejected,
-            [receipt.key]
-        );
-        assert_eq!(
-            cluster.locate(&grant, receipt.key).await.unwrap().missing,
-            [receipt.key]
-        );
+        assert_eq!(cluster.commit(&grant, receipt.key).await.rejected, [receipt.key]);
+        assert_eq!(cluster.locate(&grant, receipt.key).await.unwrap().missing, [receipt.key]);
         let unknown = cluster.block(20).0.key;
         assert_eq!(cluster.commit(&grant, unknown).await.rejected, [unknown]);
     }
@@ -260,23 +200,14 @@ mod tests {
         let cluster = Cluster::start(|_| {}).await;
         let grant = cluster.reserve(1, 16).await.unwrap().grant;
         let full = cluster.reserve(2, 16).await.unwrap_err();
-        assert_eq!(
-            full,
-            ReserveRefused::Full {
-                wanted: 16,
-                free: 0
-            }
-        );
+        assert_eq!(full, ReserveRefused::Full { wanted: 16, free: 0 });
         let (receipt, slices) = cluster.block(10);
         let placed = cluster.place(&grant, &receipt).await;
         cluster.write(&grant, &placed.place[0], &slices).await;
         cluster.commit(&grant, receipt.key).await;
         cluster.release(1).await;
         let refused = cluster.read(&grant, &placed.place[0]).await.unwrap_err();
-        assert!(
-            matches!(refused, Failure::Refused(Refusal::NoGrant)),
-            "{refused:?}"
-        );
+        assert!(matches!(refused, Failure::Refused(Refusal::NoGrant)), "{refused:?}");
         let status = cluster.locate(&grant, receipt.key).await.unwrap_err();
         assert_eq!(status.code(), Code::NotFound);
         let next = cluster.reserve(2, 16).await.unwrap().grant;
@@ -291,10 +222,7 @@ mod tests {
         let (receipt, slices) = cluster.block(10);
         let placed = cluster.place(&grant, &receipt).await;
         let (auth, refs) = (credential(&grant), refs(&placed.place[0]));
-        let write = cluster
-            .transport
-            .write(&cluster.bulk, &auth, &refs, &slices, soon())
-            .await;
+        let write = cluster.transport.write(&cluster.bulk, &auth, &refs, &slices, soon()).await;
         let failure = write.unwrap_err().failure;
         let expected = Refusal::SliceBytes { bytes: 8192 };
         assert!(matches!(failure, Failure::Refused(refusal) if refusal == expected));

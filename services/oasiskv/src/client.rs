@@ -21,15 +21,10 @@ pub(crate) struct Events {
 
 /// Posts a streaming request.
 pub(crate) async fn post(gateway: SocketAddr, path: &str, body: &Value) -> anyhow::Result<Events> {
-    let stream = TcpStream::connect(gateway)
-        .await
-        .context("connecting to the gateway")?;
+    let stream = TcpStream::connect(gateway).await.context("connecting to the gateway")?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the connection ends with its request"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the connection ends with its request")]
     tokio::spawn(connection);
     let request = http::Request::post(path)
         .header(http::header::HOST, gateway.to_string())
@@ -39,10 +34,7 @@ pub(crate) async fn post(gateway: SocketAddr, path: &str, body: &Value) -> anyho
     let status = answer.status();
     let body = answer.into_body();
     if status.is_success() {
-        return Ok(Events {
-            body,
-            rest: Vec::new(),
-        });
+        return Ok(Events { body, rest: Vec::new() });
     }
     let text = body.collect().await?.to_bytes();
     let said: Value = serde_json::from_slice(&text).unwrap_or_default();

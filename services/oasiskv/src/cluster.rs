@@ -92,11 +92,7 @@ impl Cluster {
             },
         );
         ready(daemon).await?;
-        Ok(Self {
-            gateway: started.address,
-            model,
-            lines,
-        })
+        Ok(Self { gateway: started.address, model, lines })
     }
 }
 
@@ -130,10 +126,7 @@ fn prefill(
     daemon: &Daemon,
     registry: &str,
 ) -> anyhow::Result<Line> {
-    let mut node = prefill::Config {
-        model: config.model.clone(),
-        ..prefill::Config::default()
-    };
+    let mut node = prefill::Config { model: config.model.clone(), ..prefill::Config::default() };
     node.membership.coordinator = registry.to_owned();
     node.admin = AdminConfig::default();
     node.device.bytes = config.memory.prefill_device;
@@ -157,10 +150,7 @@ fn decode(
     daemon: &Daemon,
     registry: &str,
 ) -> anyhow::Result<Line> {
-    let mut node = decode::Config {
-        model: config.model.clone(),
-        ..decode::Config::default()
-    };
+    let mut node = decode::Config { model: config.model.clone(), ..decode::Config::default() };
     node.membership.coordinator = registry.to_owned();
     node.admin = AdminConfig::default();
     node.device.bytes = config.memory.device;
@@ -171,10 +161,7 @@ fn decode(
         role: "decode".to_owned(),
         address: running.record.control,
         admin: running.admin,
-        memory: vec![
-            ("device", config.memory.device),
-            ("decode host", config.memory.decode_host),
-        ],
+        memory: vec![("device", config.memory.device), ("decode host", config.memory.decode_host)],
     })
 }
 
@@ -188,9 +175,7 @@ async fn ready(daemon: &Daemon) -> anyhow::Result<()> {
                 .flat_map(|probes| {
                     let role = probes.role.clone();
                     let failed = probes.readiness.failed();
-                    failed
-                        .into_iter()
-                        .map(move |failed| format!("{role}: {}", failed.reason))
+                    failed.into_iter().map(move |failed| format!("{role}: {}", failed.reason))
                 })
                 .collect();
             if failed.is_empty() {

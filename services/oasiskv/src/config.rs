@@ -46,10 +46,7 @@ pub(crate) struct MemoryConfig {
 
 impl Default for Config {
     fn default() -> Self {
-        let log = LogConfig {
-            level: LogLevel::Warn,
-            ..LogConfig::default()
-        };
+        let log = LogConfig { level: LogLevel::Warn, ..LogConfig::default() };
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8000)),
             insecure: false,
@@ -78,15 +75,8 @@ impl Default for MemoryConfig {
 impl MemoryConfig {
     /// All pools together.
     pub(crate) fn total(&self) -> ByteSize {
-        let one = [
-            self.device,
-            self.decode_host,
-            self.prefill_device,
-            self.prefill_host,
-        ];
-        let one = one
-            .iter()
-            .fold(0, |sum: u64, size| sum.saturating_add(size.get()));
+        let one = [self.device, self.decode_host, self.prefill_device, self.prefill_host];
+        let one = one.iter().fold(0, |sum: u64, size| sum.saturating_add(size.get()));
         ByteSize::bytes(one.saturating_add(self.remote.get().saturating_mul(self.nodes as u64)))
     }
 }
@@ -106,11 +96,7 @@ impl Settings for Config {
             ConfigError::invalid(invalid.field, invalid.problem, "correct it")
         })?;
         if self.memory.nodes == 0 || self.memory.nodes > 64 {
-            return Err(ConfigError::invalid(
-                "memory.nodes",
-                "must be 1 to 64",
-                "change it",
-            ));
+            return Err(ConfigError::invalid("memory.nodes", "must be 1 to 64", "change it"));
         }
         let total = self.memory.total();
         if let Ok(available) = daemon::available_memory()

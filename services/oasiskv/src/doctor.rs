@@ -60,16 +60,8 @@ pub(crate) fn examine(wanted: &Wanted) -> Vec<Finding> {
         port(wanted.listen),
         model_source(wanted),
         disk(&wanted.cache, wanted.model_cached),
-        library(
-            "libucp",
-            "libucp.so.0",
-            "the UCX bulk transport (RDMA); TCP is used without it",
-        ),
-        library(
-            "libcuda",
-            "libcuda.so.1",
-            "a CUDA device; the host device is used without it",
-        ),
+        library("libucp", "libucp.so.0", "the UCX bulk transport (RDMA); TCP is used without it"),
+        library("libcuda", "libcuda.so.1", "a CUDA device; the host device is used without it"),
         etcd(),
     ]
 }
@@ -104,12 +96,7 @@ pub(crate) fn healthy(findings: &[Finding]) -> bool {
 }
 
 fn ok(check: &'static str, found: impl Into<String>) -> Finding {
-    Finding {
-        check,
-        state: State::Ok,
-        found: found.into(),
-        advice: None,
-    }
+    Finding { check, state: State::Ok, found: found.into(), advice: None }
 }
 
 fn lacking(
@@ -118,12 +105,7 @@ fn lacking(
     found: impl Into<String>,
     advice: impl Into<String>,
 ) -> Finding {
-    Finding {
-        check,
-        state,
-        found: found.into(),
-        advice: Some(advice.into()),
-    }
+    Finding { check, state, found: found.into(), advice: Some(advice.into()) }
 }
 
 fn instructions() -> Finding {
@@ -143,32 +125,24 @@ fn instructions() -> Finding {
 
 fn memory(wanted: ByteSize) -> Finding {
     match daemon::available_memory() {
-        Ok(free) if free >= wanted => ok(
-            "memory",
-            format!("{} available, {} wanted", free.approx(), wanted.approx()),
-        ),
+        Ok(free) if free >= wanted => {
+            ok("memory", format!("{} available, {} wanted", free.approx(), wanted.approx()))
+        }
         Ok(free) => lacking(
             "memory",
             State::Bad,
             format!("{} available, {} wanted", free.approx(), wanted.approx()),
             "for the model and the pools: lower --device-memory, --host-memory, --remote-memory",
         ),
-        Err(error) => lacking(
-            "memory",
-            State::Missing,
-            error.to_string(),
-            "pools are not checked at start",
-        ),
+        Err(error) => {
+            lacking("memory", State::Missing, error.to_string(), "pools are not checked at start")
+        }
     }
 }
 
 fn huge_pages(mm: &Path) -> Finding {
     let enabled = fs::read_to_string(mm.join("transparent_hugepage/enabled")).unwrap_or_default();
-    let chosen = enabled
-        .split(['[', ']'])
-        .nth(1)
-        .unwrap_or("absent")
-        .to_owned();
+    let chosen = enabled.split(['[', ']']).nth(1).unwrap_or("absent").to_owned();
     match chosen.as_str() {
         "always" | "madvise" => ok("huge pages", format!("transparent, {chosen}")),
         _ => lacking(
@@ -181,12 +155,8 @@ fn huge_pages(mm: &Path) -> Finding {
 }
 
 fn memlock(limits: &str) -> Finding {
-    let line = limits
-        .lines()
-        .find(|line| line.starts_with("Max locked memory"));
-    let soft = line
-        .and_then(|line| line.split_whitespace().nth(3))
-        .unwrap_or("unknown");
+    let line = limits.lines().find(|line| line.starts_with("Max locked memory"));
+    let soft = line.and_then(|line| line.split_whitespace().nth(3)).unwrap_or("unknown");
     let found = format!("limit {soft} bytes");
     let enough = soft == "unlimited" || soft.parse::<u64>().is_ok_and(|bytes| bytes >= 1 << 30);
     if enough {
@@ -212,18 +182,11 @@ fn model_source(wanted: &Wanted) -> Finding {
     if wanted.model_cached {
         return ok(
             "model",
-            format!(
-                "{} is in {}",
-                checkpoint::DEFAULT_ALIAS,
-                wanted.cache.display()
-            ),
+            format!("{} is in {}", checkpoint::DEFAULT_ALIAS, wanted.cache.display()),
         );
     }
     if on_path("python3") {
-        return ok(
-            "model",
-            "not fetched yet; python3 is there for the fallback source",
-        );
+        return ok("model", "not fetched yet; python3 is there for the fallback source");
     }
     lacking(
         "model",
@@ -234,10 +197,7 @@ fn model_source(wanted: &Wanted) -> Finding {
 }
 
 fn disk(cache: &Path, model_cached: bool) -> Finding {
-    let existing = cache
-        .ancestors()
-        .find(|path| path.exists())
-        .unwrap_or(Path::new("/"));
+    let existing = cache.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match checkpoint::free_space(existing) {
         Ok(free) if model_cached || free.0 >= 256 << 20 => {
             ok("disk", format!("{free} free at {}", existing.display()))
@@ -248,12 +208,7 @@ fn disk(cache: &Path, model_cached: bool) -> Finding {
             format!("{free} free at {}", existing.display()),
             "the model needs 200 MB while it is fetched: free some, or set another --cache",
         ),
-        Err(error) => lacking(
-            "disk",
-            State::Missing,
-            error.to_string(),
-            "free space is unknown",
-        ),
+        Err(error) => lacking("disk", State::Missing, error.to_string(), "free space is unknown"),
     }
 }
 
@@ -266,11 +221,7 @@ fn library(check: &'static str, file: &str, what_for: &str) -> Finding {
         "/usr/lib/aarch64-linux-gnu",
         "/opt/ucx/lib",
     ];
-    match DIRS
-        .iter()
-        .map(|dir| Path::new(dir).join(file))
-        .find(|path| path.exists())
-    {
+    match DIRS.iter().map(|dir| Path::new(dir).join(file)).find(|path| path.exists()) {
         Some(path) => ok(check, path.display().to_string()),
         None => lacking(
             check,
@@ -322,12 +273,8 @@ mod tests {
 
     #[test]
     fn only_bad_findings_make_a_host_unhealthy() {
-        let finding = |state| Finding {
-            check: "x",
-            state,
-            found: "y".into(),
-            advice: Some("z".into()),
-        };
+        let finding =
+            |state| Finding { check: "x", state, found: "y".into(), advice: Some("z".into()) };
         assert!(healthy(&[finding(State::Ok), finding(State::Missing)]));
         assert!(!healthy(&[finding(State::Bad)]));
         let mut text = Vec::new();

@@ -22,10 +22,7 @@ use model::{ComputeConfig, Opened};
 use cluster::Cluster;
 use config::Config;
 
-const PROGRAM: Program = Program {
-    name: "oasiskv",
-    env_prefix: "OASISKV",
-};
+const PROGRAM: Program = Program { name: "oasiskv", env_prefix: "OASISKV" };
 
 /// LLM serving whose KV cache outgrows device memory. Every role in one process, for a first try
 /// on one machine; the roles' own programs (oasiskv-gateway, ...) are for many.
@@ -209,10 +206,7 @@ async fn open(config: &ComputeConfig, daemon: &Daemon) -> anyhow::Result<Opened<
     let (config, ending) = (config.clone(), daemon.clone());
     let opening = tokio::task::spawn_blocking(move || {
         let fetch = fetch_config(&config);
-        let mut progress = models::Stoppable {
-            bar: Bar::default(),
-            daemon: ending,
-        };
+        let mut progress = models::Stoppable { bar: Bar::default(), daemon: ending };
         model::open(&config, &fetch, &mut progress).context("cannot load the model")
     });
     opening.await?
@@ -234,13 +228,7 @@ fn examine(args: &DoctorArgs) -> ExitCode {
     };
     let fetch = fetch_config(&config.model);
     let wanted = doctor::Wanted {
-        memory: ByteSize::bytes(
-            config
-                .memory
-                .total()
-                .get()
-                .saturating_add(doctor::MODEL_BYTES),
-        ),
+        memory: ByteSize::bytes(config.memory.total().get().saturating_add(doctor::MODEL_BYTES)),
         listen: config.listen,
         model_cached: models::is_cached(&config.model.name, &fetch),
         cache: fetch.cache.dir().to_owned(),

@@ -36,10 +36,8 @@ enum ModelsCommand {
 }
 
 pub(crate) fn main(args: &ModelsArgs) -> ExitCode {
-    let compute = ComputeConfig {
-        cache: args.cache.clone().unwrap_or_default(),
-        ..ComputeConfig::default()
-    };
+    let compute =
+        ComputeConfig { cache: args.cache.clone().unwrap_or_default(), ..ComputeConfig::default() };
     let fetch = crate::fetch_config(&compute);
     let outcome = match &args.command {
         ModelsCommand::List => list(&fetch),
@@ -63,17 +61,9 @@ pub(crate) fn main(args: &ModelsArgs) -> ExitCode {
 fn list(fetch: &FetchConfig) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for alias in ALIASES {
-        let here = if is_cached(alias.name, fetch) {
-            "here"
-        } else {
-            "not fetched"
-        };
+        let here = if is_cached(alias.name, fetch) { "here" } else { "not fetched" };
         let bytes = ids::ByteCount(alias.bytes);
-        writeln!(
-            out,
-            "{:<16} {bytes:>10}  {here:<12} {}",
-            alias.name, alias.file
-        )?;
+        writeln!(out, "{:<16} {bytes:>10}  {here:<12} {}", alias.name, alias.file)?;
     }
     Ok(())
 }
@@ -82,11 +72,7 @@ fn tell(resolved: &Resolved) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", resolved.path.display())?;
     let mut note = std::io::stderr().lock();
-    writeln!(
-        note,
-        "{}, sha256 {}, from {}",
-        resolved.name, resolved.digest, resolved.source
-    )?;
+    writeln!(note, "{}, sha256 {}, from {}", resolved.name, resolved.digest, resolved.source)?;
     Ok(())
 }
 

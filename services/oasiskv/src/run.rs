@@ -58,13 +58,9 @@ pub(crate) async fn run(cluster: &Cluster, ask: &Ask) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     while let Some(event) = events.next().await? {
         let choice = &event["choices"][0];
-        let piece = choice["delta"]["content"]
-            .as_str()
-            .or(choice["text"].as_str());
+        let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str());
         if let Some(piece) = piece.filter(|piece| !piece.is_empty()) {
-            answer
-                .first
-                .get_or_insert_with(|| began.elapsed().as_secs_f64());
+            answer.first.get_or_insert_with(|| began.elapsed().as_secs_f64());
             answer.text.push_str(piece);
             if !ask.json {
                 out.write_all(piece.as_bytes())?;
@@ -88,9 +84,7 @@ pub(crate) async fn run(cluster: &Cluster, ask: &Ask) -> anyhow::Result<()> {
         return Ok(());
     }
     writeln!(out)?;
-    std::io::stderr()
-        .write_all(answer.ledger().as_bytes())
-        .context("writing the ledger")
+    std::io::stderr().write_all(answer.ledger().as_bytes()).context("writing the ledger")
 }
 
 impl Answer {
@@ -139,11 +133,7 @@ impl Answer {
             text.push_str(&format!(", then {rate:.1} tokens/s"));
         }
         text.push('\n');
-        for moved in self.extension["ledger"]["moved"]
-            .as_array()
-            .into_iter()
-            .flatten()
-        {
+        for moved in self.extension["ledger"]["moved"].as_array().into_iter().flatten() {
             let name = |key: &str| moved[key].as_str().unwrap_or("?").replace('_', " ");
             let bytes = ids::ByteCount(number(&moved["bytes"]));
             let (from, to) = (name("from"), name("to"));

@@ -8,25 +8,12 @@ use crate::cluster::Cluster;
 pub(crate) fn announce(cluster: &Cluster, source: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "model {} from {source}\n", cluster.model)?;
-    writeln!(
-        out,
-        "{:<12} {:<22} {:<22} memory",
-        "role", "address", "probes and metrics"
-    )?;
+    writeln!(out, "{:<12} {:<22} {:<22} memory", "role", "address", "probes and metrics")?;
     for line in &cluster.lines {
-        let sizes = line
-            .memory
-            .iter()
-            .map(|(tier, size)| format!("{tier} {size}"));
+        let sizes = line.memory.iter().map(|(tier, size)| format!("{tier} {size}"));
         let sizes: Vec<String> = sizes.collect();
         let admin = line.admin.to_string();
-        writeln!(
-            out,
-            "{:<12} {:<22} {admin:<22} {}",
-            line.role,
-            line.address,
-            sizes.join(", ")
-        )?;
+        writeln!(out, "{:<12} {:<22} {admin:<22} {}", line.role, line.address, sizes.join(", "))?;
     }
     writeln!(
         out,

@@ -117,48 +117,32 @@ impl Default for Config {
 impl Default for ListenConfig {
     fn default() -> Self {
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Self {
-            control: any_port,
-            bulk: any_port,
-        }
+        Self { control: any_port, bulk: any_port }
     }
 }
 
 impl Default for DeviceConfig {
     fn default() -> Self {
-        Self {
-            bytes: ByteSize::mib(256),
-        }
+        Self { bytes: ByteSize::mib(256) }
     }
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self {
-            bytes: ByteSize::mib(512),
-            huge_pages: true,
-            connections_max: 256,
-        }
+        Self { bytes: ByteSize::mib(512), huge_pages: true, connections_max: 256 }
     }
 }
 
 impl Default for BatchConfig {
     fn default() -> Self {
         let number = |n| NonZeroUsize::new(n).expect("not zero");
-        Self {
-            chunk_tokens: number(256),
-            active_max: number(4),
-            waiting_max: number(256),
-        }
+        Self { chunk_tokens: number(256), active_max: number(4), waiting_max: number(256) }
     }
 }
 
 impl Default for LeaseConfig {
     fn default() -> Self {
-        Self {
-            sessions_max: 1024,
-            max: Span::secs(30),
-        }
+        Self { sessions_max: 1024, max: Span::secs(30) }
     }
 }
 
@@ -197,11 +181,7 @@ impl Settings for Config {
             ("lease.max", !self.lease.max.is_zero()),
         ];
         match positive.into_iter().find(|(_, ok)| !ok) {
-            Some((field, _)) => Err(ConfigError::invalid(
-                field,
-                "must be above zero",
-                "raise it",
-            )),
+            Some((field, _)) => Err(ConfigError::invalid(field, "must be above zero", "raise it")),
             None => Ok(()),
         }
     }

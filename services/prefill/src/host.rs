@@ -84,16 +84,8 @@ pub(crate) enum NoRoom {
 
 impl HostTier {
     pub(crate) fn new(slab: Slab, limits: LeaseLimits, blocks_max: usize) -> Self {
-        let state = State {
-            leases: Leases::new(limits),
-            index: PrefixIndex::new(blocks_max),
-        };
-        Self {
-            slab,
-            state: Mutex::new(state),
-            started: Instant::now(),
-            gone: Notify::new(),
-        }
+        let state = State { leases: Leases::new(limits), index: PrefixIndex::new(blocks_max) };
+        Self { slab, state: Mutex::new(state), started: Instant::now(), gone: Notify::new() }
     }
 
     fn now(&self) -> Moment {
@@ -233,11 +225,7 @@ impl HostTier {
         block: HostBlock,
     ) -> bool {
         let key: BlockKey = block.receipt.key;
-        self.state
-            .lock()
-            .index
-            .insert(key, parent, tokens, block)
-            .is_ok()
+        self.state.lock().index.insert(key, parent, tokens, block).is_ok()
     }
 
     /// What is free for new sessions, cached blocks included.
@@ -278,10 +266,7 @@ pub(crate) struct Usage {
 }
 
 fn reference(slot: &Slot) -> SlotRef {
-    SlotRef {
-        slot: slot.index(),
-        generation: slot.generation(),
-    }
+    SlotRef { slot: slot.index(), generation: slot.generation() }
 }
 
 /// Slots that the index alone holds: all of them can be evicted, because a block that a session
@@ -294,10 +279,7 @@ fn idle_slots(index: &PrefixIndex<HostBlock>) -> u32 {
 
 /// Evicts as many blocks as hold `missing` slots, least recently used first; returns how many went.
 fn evict(index: &mut PrefixIndex<HostBlock>, missing: u32) -> usize {
-    let per_block = index
-        .payloads()
-        .next()
-        .map_or(1, |block| block.slices.len().max(1));
+    let per_block = index.payloads().next().map_or(1, |block| block.slices.len().max(1));
     let blocks = (missing as usize).div_ceil(per_block);
     index.evict(blocks, is_idle).len()
 }
@@ -308,11 +290,7 @@ fn is_idle(block: &HostBlock) -> bool {
 }
 
 fn grant_of(auth: &Credential) -> Grant {
-    Grant {
-        session: auth.session,
-        epoch: auth.epoch,
-        secret: auth.secret,
-    }
+    Grant { session: auth.session, epoch: auth.epoch, secret: auth.secret }
 }
 
 fn refusal(denied: Denied) -> Refusal {
@@ -326,14 +304,9 @@ fn refusal(denied: Denied) -> Refusal {
 impl Gate for HostTier {
     fn open_read(&self, auth: &Credential, refs: &[SlotRef]) -> Result<Vec<Slot>, Refusal> {
         let mut state = self.state.lock();
-        let held = state
-            .leases
-            .check(&grant_of(auth), self.now())
-            .map_err(refusal)?;
+        let held = state.leases.check(&grant_of(auth), self.now()).map_err(refusal)?;
         let find = |at: &SlotRef| held.readable.get(at).cloned();
-        refs.iter()
-            .map(|at| find(at).ok_or(Refusal::NotYours(at.slot)))
-            .collect()
+        refs.iter().map(|at| find(at).ok_or(Refusal::NotYours(at.slot))).collect()
     }
 
     /// Nobody writes here: blocks are computed on this host.

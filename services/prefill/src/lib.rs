@@ -76,29 +76,14 @@ pub fn start(
     role: &Role,
 ) -> anyhow::Result<Running> {
     let exposure = Exposure::from_insecure(config.insecure);
-    let listen = |field, address| {
-        bind(
-            Endpoint {
-                role: role.name(),
-                field,
-                address,
-            },
-            exposure,
-        )
-    };
+    let listen = |field, address| bind(Endpoint { role: role.name(), field, address }, exposure);
     let control = listen("listen.control", config.listen.control)?;
     let bulk = listen("listen.bulk", config.listen.bulk)?;
     let admin = listen("admin.listen", config.admin.listen)?;
-    let bound = Bound {
-        control: control.local_addr()?,
-        bulk: Some(bulk.local_addr()?),
-    };
+    let bound = Bound { control: control.local_addr()?, bulk: Some(bulk.local_addr()?) };
     let spec = compute.model.spec();
     let mut record = config.node.record(ids::Role::Prefill, bound)?;
-    compute
-        .device
-        .numerics_class()
-        .clone_into(&mut record.numerics_class);
+    compute.device.numerics_class().clone_into(&mut record.numerics_class);
     record.model = Some(compute.resolved.digest);
     record.block_bytes = ByteCount(spec.slice_bytes() as u64 * spec.shape().slices() as u64);
 
@@ -110,13 +95,9 @@ pub fn start(
     let blocks_max = slab.occupancy().total as usize / spec.shape().slices();
     let tier = Arc::new(HostTier::new(slab, limits, blocks_max));
     let device_bytes = ByteCount(config.device.bytes.get());
-    let memory = DeviceKv::try_new(
-        &compute.device,
-        spec.shape(),
-        usize::from(spec.head_dim),
-        device_bytes,
-    )
-    .map_err(|error| ConfigError::invalid("device.bytes", error, "change it"))?;
+    let memory =
+        DeviceKv::try_new(&compute.device, spec.shape(), usize::from(spec.head_dim), device_bytes)
+            .map_err(|error| ConfigError::invalid("device.bytes", error, "change it"))?;
     let options = PrefillOptions {
         chunk_tokens: config.batch.chunk_tokens,
         active_max: config.batch.active_max,
@@ -151,20 +132,13 @@ pub fn start(
         holding.tier.emptied().await;
     });
     role.readiness().started();
-    Ok(Running {
-        record,
-        admin,
-        registry,
-    })
+    Ok(Running { record, admin, registry })
 }
 
 fn slab(config: &Config, record: &NodeRecord, slice_bytes: usize) -> anyhow::Result<Slab> {
     let size = config.host.bytes;
     if size.get() < record.block_bytes.0 {
-        let problem = format!(
-            "is {size}; one block of this model takes {}",
-            record.block_bytes
-        );
+        let problem = format!("is {size}; one block of this model takes {}", record.block_bytes);
         return Err(ConfigError::invalid("host.bytes", problem, "raise it").into());
     }
     // Pages are backed when first used: without this check a node would be killed in the middle
@@ -183,11 +157,7 @@ fn slab(config: &Config, record: &NodeRecord, slice_bytes: usize) -> anyhow::Res
     let slots = u32::try_from(size.get() / slice_bytes as u64).map_err(|_| {
         ConfigError::invalid("host.bytes", "holds more than 2^32 slices", "lower it")
     })?;
-    let huge = if config.host.huge_pages {
-        HugePages::Auto
-    } else {
-        HugePages::Off
-    };
+    let huge = if config.host.huge_pages { HugePages::Auto } else { HugePages::Off };
     Slab::try_new(slots, slice_bytes, huge).context("host.bytes: no memory for the slab")
 }
 
@@ -197,10 +167,8 @@ fn serve_bulk(
     listener: std::net::TcpListener,
     tier: Arc<HostTier>,
 ) -> anyhow::Result<()> {
-    let limits = ServeLimits {
-        connections_max: config.host.connections_max,
-        ..ServeLimits::default()
-    };
+    let limits =
+        ServeLimits { connections_max: config.host.connections_max, ..ServeLimits::default() };
     let tracker = TaskTracker::new();
     serve(listener, tier, limits, &tracker, role.stop())?;
     let stop = role.stop();
@@ -244,9 +212,7 @@ fn watch(config: &Config, role: &Role, node: &Arc<Node>) {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            node.metrics
-                .sessions_expired
-                .inc_by(node.tier.expire() as u64);
+            node.metrics.sessions_expired.inc_by(node.tier.expire() as u64);
             let state = node.engine.state();
             heartbeat.queued(u64::from(state.waiting) + u64::from(state.running));
             if state.turns != turns {

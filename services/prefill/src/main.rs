@@ -29,10 +29,7 @@ fn main() -> ExitCode {
     let mut own = Overrides::default();
     own.set("--model", "model.name", args.model);
     own.set("--coordinator", "membership.coordinator", args.coordinator);
-    let program = Program {
-        name: "oasiskv-prefill",
-        env_prefix: "OASISKV_PREFILL",
-    };
+    let program = Program { name: "oasiskv-prefill", env_prefix: "OASISKV_PREFILL" };
     daemon::run(program, &args.common, own, start)
 }
 

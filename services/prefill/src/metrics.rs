@@ -70,10 +70,7 @@ impl Metrics {
             )?,
             queued: daemon::metrics::register(
                 registry,
-                IntGauge::new(
-                    "oasiskv_prefill_queued",
-                    "Prompts in the queue for device memory.",
-                ),
+                IntGauge::new("oasiskv_prefill_queued", "Prompts in the queue for device memory."),
             )?,
         })
     }
@@ -98,19 +95,13 @@ impl Scraped {
         let slots = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["state"]);
         let scraped = Self {
             node: Arc::downgrade(node),
-            sessions: IntGauge::new(
-                "oasiskv_prefill_sessions",
-                "Sessions that hold host memory.",
-            )?,
+            sessions: IntGauge::new("oasiskv_prefill_sessions", "Sessions that hold host memory.")?,
             cached_blocks: IntGauge::new(
                 "oasiskv_prefill_cached_blocks",
                 "Sealed blocks in the prefix index.",
             )?,
             waiting: IntGauge::new("oasiskv_prefill_waiting", "Prompts that wait for the loop.")?,
-            running: IntGauge::new(
-                "oasiskv_prefill_running",
-                "Prompts that are being computed.",
-            )?,
+            running: IntGauge::new("oasiskv_prefill_running", "Prompts that are being computed.")?,
             rows: IntCounter::new("oasiskv_prefill_rows_total", "Tokens computed.")?,
             chunks: IntCounter::new("oasiskv_prefill_chunks_total", "Passes through the model.")?,
             device_slots: slots(

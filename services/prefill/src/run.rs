@@ -48,13 +48,7 @@ pub(crate) fn start(
     node.metrics.runs.inc();
     let role = node.role.clone();
     role.spawn("run", OnExit::Ignore, async move {
-        let run = Run {
-            node,
-            request,
-            homes,
-            ending: ending.clone(),
-            events: events.clone(),
-        };
+        let run = Run { node, request, homes, ending: ending.clone(), events: events.clone() };
         let node = Arc::clone(&run.node);
         let outcome = tokio::select! {
             outcome = run.go() => outcome,
@@ -75,24 +69,16 @@ fn check(node: &Node, request: &PrefillRequest) -> Result<(), Status> {
     let (plan, prompt) = (&request.plan, &request.prompt);
     let me = &node.record;
     if plan.prefill.node != me.id || plan.prefill.incarnation != me.incarnation {
-        return Err(Status::failed_precondition(
-            "the plan names another node or start",
-        ));
+        return Err(Status::failed_precondition("the plan names another node or start"));
     }
     if plan.model != node.model || plan.numerics_class != me.numerics_class {
-        return Err(Status::failed_precondition(
-            "other weights or another numerics class",
-        ));
+        return Err(Status::failed_precondition("other weights or another numerics class"));
     }
     if BlockHashes::from_root(prompt.root, &prompt.tokens) != *prompt.hashes {
-        return Err(Status::invalid_argument(
-            "prompt.block_hashes are not those of the tokens",
-        ));
+        return Err(Status::invalid_argument("prompt.block_hashes are not those of the tokens"));
     }
     if node.memory.slots_for(length(&prompt.tokens)) > node.memory.pool().occupancy().total {
-        return Err(Status::out_of_range(
-            "the prompt exceeds the device memory of this node",
-        ));
+        return Err(Status::out_of_range("the prompt exceeds the device memory of this node"));
     }
     Ok(())
 }
@@ -114,29 +100,17 @@ fn homes(node: &Node, request: &PrefillRequest) -> Result<Vec<(Source, u32, u32)
     let mut homes = Vec::new();
     for home in &request.plan.homes {
         for target in &home.nodes {
-            let grant = request
-                .home_grants
-                .iter()
-                .find(|(id, _)| *id == target.node);
+            let grant = request.home_grants.iter().find(|(id, _)| *id == target.node);
             let Some((_, grant)) = grant else { continue };
             let bad = |error: &dyn std::fmt::Display| Status::invalid_argument(error.to_string());
             let source = Source {
                 node: target.node.clone(),
                 tier: Tier::Remote,
-                control: node
-                    .channels
-                    .to(&target.control)
-                    .map_err(|error| bad(&error))?,
-                bulk: format!("tcp://{}", target.bulk)
-                    .parse()
-                    .map_err(|error| bad(&error))?,
+                control: node.channels.to(&target.control).map_err(|error| bad(&error))?,
+                bulk: format!("tcp://{}", target.bulk).parse().map_err(|error| bad(&error))?,
                 grant: grant.clone(),
             };
-            homes.push((
-                source,
-                home.first.0,
-                home.first.0.saturating_add(home.count),
-            ));
+            homes.push((source, home.first.0, home.first.0.saturating_add(home.count)));
         }
     }
     Ok(homes)
@@ -216,15 +190,10 @@ impl Run {
     fn cached(&self) -> Vec<HostBlock> {
         let prompt = &self.request.prompt;
         let mut cached = self.node.tier.prefix(&prompt.hashes, &prompt.tokens);
-        cached.truncate(PrefillEngine::usable_prefix(
-            prompt.tokens.len(),
-            cached.len(),
-        ));
+        cached.truncate(PrefillEngine::usable_prefix(prompt.tokens.len(), cached.len()));
         let metrics = &self.node.metrics;
         metrics.prefix_queries.inc_by(prompt.tokens.len() as u64);
-        metrics
-            .prefix_hits
-            .inc_by((cached.len() * BLOCK_TOKENS) as u64);
+        metrics.prefix_hits.inc_by((cached.len() * BLOCK_TOKENS) as u64);
         cached
     }
 
@@ -362,17 +331,10 @@ impl Run {
                 copied.blocks += u32::try_from(done.confirmed.len()).unwrap_or(u32::MAX);
             }
         }
-        self.node
-            .metrics
-            .blocks_copied
-            .inc_by(u64::from(copied.blocks));
+        self.node.metrics.blocks_copied.inc_by(u64::from(copied.blocks));
         self.node.metrics.copied_bytes.inc_by(bytes.0);
         if bytes.0 > 0 {
-            copied.moved.push(Moved {
-                from: Tier::PrefillHost,
-                to: Tier::Remote,
-                bytes,
-            });
+            copied.moved.push(Moved { from: Tier::PrefillHost, to: Tier::Remote, bytes });
         }
         copied
     }
@@ -385,12 +347,6 @@ impl Run {
 
 /// The block as decode learns of it.
 fn located(block: &HostBlock) -> SealedBlock {
-    let at = |slot: &transfer::Slot| SliceRef {
-        slot: slot.index(),
-        generation: slot.generation(),
-    };
-    SealedBlock {
-        receipt: block.receipt.clone(),
-        at: block.slices.iter().map(at).collect(),
-    }
+    let at = |slot: &transfer::Slot| SliceRef { slot: slot.index(), generation: slot.generation() };
+    SealedBlock { receipt: block.receipt.clone(), at: block.slices.iter().map(at).collect() }
 }

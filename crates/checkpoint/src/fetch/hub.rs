@@ -77,10 +77,7 @@ pub(super) fn open(
     };
     let length = response.header("Content-Length");
     if let Some(found) = length.filter(|text| text.parse() != Ok(bytes)) {
-        return Err(SourceError::Size {
-            expected: bytes,
-            found: found.chars().take(20).collect(),
-        });
+        return Err(SourceError::Size { expected: bytes, found: found.chars().take(20).collect() });
     }
     Ok(response.into_reader())
 }
@@ -105,10 +102,8 @@ fn call(
     settings: &HubSettings,
     progress: &dyn Progress,
 ) -> Result<Result<ureq::Response, ureq::Error>, SourceError> {
-    let unreachable = |reason: String| SourceError::Unreachable {
-        endpoint: settings.endpoint.clone(),
-        reason,
-    };
+    let unreachable =
+        |reason: String| SourceError::Unreachable { endpoint: settings.endpoint.clone(), reason };
     let (answer_tx, answer_rx) = sync_channel(1);
     let work = move || {
         // The receiver may have given up; then nobody wants the answer.
@@ -125,9 +120,7 @@ fn call(
         match answer_rx.recv_timeout(TICK) {
             Ok(answer) => return Ok(answer),
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(unreachable(
-                    "the request ended without an answer".to_owned(),
-                ));
+                return Err(unreachable("the request ended without an answer".to_owned()));
             }
             Err(RecvTimeoutError::Timeout) => waited += TICK,
         }
@@ -145,9 +138,6 @@ mod tests {
     #[test]
     fn addresses_follow_the_endpoint() {
         let expected = "https://mirror.example/o/n/resolve/main/a.gguf";
-        assert_eq!(
-            url("https://mirror.example/", "o/n", "a.gguf").unwrap(),
-            expected
-        );
+        assert_eq!(url("https://mirror.example/", "o/n", "a.gguf").unwrap(), expected);
     }
 }

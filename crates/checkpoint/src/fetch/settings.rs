@@ -60,10 +60,7 @@ pub struct PipSettings {
 
 impl Default for PipSettings {
     fn default() -> Self {
-        Self {
-            python: PathBuf::from("python3"),
-            time_max: Duration::from_secs(3600),
-        }
+        Self { python: PathBuf::from("python3"), time_max: Duration::from_secs(3600) }
     }
 }
 
@@ -113,9 +110,7 @@ impl FetchConfig {
         config.hub.token = variable("HF_TOKEN").map(Token);
         config.hub.proxy = variable("HTTPS_PROXY").or_else(|| variable("https_proxy"));
         if let Some(endpoint) = variable("HF_ENDPOINT") {
-            endpoint
-                .trim_end_matches('/')
-                .clone_into(&mut config.hub.endpoint);
+            endpoint.trim_end_matches('/').clone_into(&mut config.hub.endpoint);
         }
         config
     }
@@ -151,14 +146,7 @@ mod tests {
         assert!(set.hub.offline);
         assert_eq!(set.hub.proxy.as_deref(), Some("http://proxy:1"));
         assert_eq!(set.cache.model_dir("a"), Path::new("chosen/models/a"));
-        let empty = read(
-            &[
-                ("HF_TOKEN", ""),
-                ("HTTPS_PROXY", ""),
-                ("HF_HUB_OFFLINE", "0"),
-            ],
-            "",
-        );
+        let empty = read(&[("HF_TOKEN", ""), ("HTTPS_PROXY", ""), ("HF_HUB_OFFLINE", "0")], "");
         assert_eq!(empty, FetchConfig::new(PathBuf::from("default")));
     }
 }

@@ -26,10 +26,7 @@ fn alias(origins: &'static [Origin]) -> Alias {
     }
 }
 
-const HUB: Origin = Origin::Hub {
-    repository: "o/n",
-    file: "m.gguf",
-};
+const HUB: Origin = Origin::Hub { repository: "o/n", file: "m.gguf" };
 const PACKAGE: Origin = Origin::Package(Package {
     name: "pkg",
     version: "1.0",
@@ -85,10 +82,7 @@ impl Setup {
         let dir = self.config.cache.model_dir("test-model");
         let entries = std::fs::read_dir(dir).unwrap();
         let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name();
-        let mut names: Vec<_> = entries
-            .map(name)
-            .map(|n| n.into_string().unwrap())
-            .collect();
+        let mut names: Vec<_> = entries.map(name).map(|n| n.into_string().unwrap()).collect();
         names.sort();
         names
     }
@@ -147,24 +141,12 @@ fn hub_file_is_verified_installed_and_proved() {
     assert_eq!(first.source, Source::Hub("o/n".into()));
     assert_eq!(std::fs::read(&first.path).unwrap(), CONTENT);
     let asked = asked.join().unwrap();
-    assert!(
-        asked.starts_with("GET /o/n/resolve/main/m.gguf HTTP/1.1\r\n"),
-        "{asked}"
-    );
-    assert!(
-        asked.contains("Authorization: Bearer secret\r\n"),
-        "{asked}"
-    );
+    assert!(asked.starts_with("GET /o/n/resolve/main/m.gguf HTTP/1.1\r\n"), "{asked}");
+    assert!(asked.contains("Authorization: Bearer secret\r\n"), "{asked}");
     assert_eq!(setup.files(), [".lock", "m.gguf", "m.gguf.ok"]);
     // The hub is gone; the proof is enough.
     let second = setup.resolve(&alias).unwrap();
-    assert_eq!(
-        second,
-        Resolved {
-            cached: true,
-            ..first
-        }
-    );
+    assert_eq!(second, Resolved { cached: true, ..first });
     assert!(!format!("{:?}", setup.config).contains("secret"));
 }
 
@@ -189,10 +171,7 @@ fn broken_off_too_long_and_refused_downloads_leave_nothing() {
         (short, "broke off"),
         (ok(b"other size"), "has 10 bytes, expected 17"),
         (unsized_long, "more than 17 bytes"),
-        (
-            b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n".to_vec(),
-            "set HF_TOKEN",
-        ),
+        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n".to_vec(), "set HF_TOKEN"),
     ];
     for (answer, expected) in cases {
         let (endpoint, _asked) = hub(answer);
@@ -232,10 +211,7 @@ fn bad_wheels_are_refused() {
 #[test]
 fn no_source_lists_each_failure_and_the_remedies() {
     let setup = Setup::new("", &no_python());
-    let error = setup
-        .resolve(&alias(&[HUB, PACKAGE]))
-        .unwrap_err()
-        .to_string();
+    let error = setup.resolve(&alias(&[HUB, PACKAGE])).unwrap_err().to_string();
     for part in [
         "hub o/n: offline mode is set (HF_HUB_OFFLINE)",
         "python package pkg 1.0: /nonexistent/python3 was not found",
@@ -258,10 +234,7 @@ fn unreachable_hub_is_named() {
     drop(listener);
     let setup = Setup::new(&endpoint, &no_python());
     let error = setup.resolve(&alias(&[HUB])).unwrap_err().to_string();
-    assert!(
-        error.contains(&format!("cannot reach {endpoint}: ")),
-        "{error}"
-    );
+    assert!(error.contains(&format!("cannot reach {endpoint}: ")), "{error}");
 }
 
 /// P4: a hub that accepts and says nothing costs a bounded wait, then the next source is tried.
@@ -280,24 +253,15 @@ fn p4_silent_hub_is_passed_within_a_bound() {
 
 #[test]
 fn full_disk_says_what_is_needed_and_what_is_free() {
-    let huge = Alias {
-        bytes: u64::MAX / 4,
-        ..alias(&[HUB])
-    };
+    let huge = Alias { bytes: u64::MAX / 4, ..alias(&[HUB]) };
     let setup = Setup::new("", &no_python());
     let error = setup.resolve(&huge).unwrap_err().to_string();
     assert!(error.contains("not enough space"), "{error}");
-    assert!(
-        error.contains(&format!("needs {} bytes", u64::MAX / 4)),
-        "{error}"
-    );
+    assert!(error.contains(&format!("needs {} bytes", u64::MAX / 4)), "{error}");
     // A device that is always full: the same error when the disk fills up while writing.
     let full = Path::new("/dev/full");
     let error = receive(&alias(&[]), CONTENT, full, "t", &mut Silent).unwrap_err();
-    assert!(
-        matches!(error, SourceError::NoSpace { needed: 17, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, SourceError::NoSpace { needed: 17, .. }), "{error}");
 }
 
 #[test]
@@ -331,9 +295,7 @@ fn p4_a_second_process_waits_for_the_first_within_a_bound() {
     let mut setup = Setup::new("", &no_python());
     setup.config.lock_wait_max = Duration::ZERO;
     let cache = &setup.config.cache;
-    let first = cache
-        .lock("test-model", Duration::ZERO, &mut Silent)
-        .unwrap();
+    let first = cache.lock("test-model", Duration::ZERO, &mut Silent).unwrap();
     let error = setup.resolve(&alias(&[])).unwrap_err().to_string();
     assert!(error.contains("another process has held"), "{error}");
     drop(first);
@@ -367,10 +329,7 @@ fn names_are_aliases_or_paths() {
         outcome.unwrap_err().to_string()
     };
     let unknown = refused("gpt-5");
-    assert!(
-        unknown.contains("the known names are smollm2-135m"),
-        "{unknown}"
-    );
+    assert!(unknown.contains("the known names are smollm2-135m"), "{unknown}");
     assert!(refused("nowhere/m.gguf").contains("cannot read model file nowhere/m.gguf"));
     let dir = setup.dir.path().to_str().unwrap();
     assert!(refused(dir).contains("is not a regular file"));
@@ -387,8 +346,5 @@ fn names_are_aliases_or_paths() {
     let changed = resolve(spec, &setup.config, &mut Silent).unwrap();
     assert_ne!(changed.digest, first.digest);
     let absent = verify(DEFAULT_ALIAS, &setup.config, &mut Silent).unwrap_err();
-    assert!(
-        absent.to_string().contains("start once to fetch it"),
-        "{absent}"
-    );
+    assert!(absent.to_string().contains("start once to fetch it"), "{absent}");
 }

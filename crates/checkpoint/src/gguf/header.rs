@@ -88,12 +88,7 @@ impl Header {
         }
         let data_start = reader.at().next_multiple_of(alignment);
         check_places(&tensors, total_bytes.saturating_sub(data_start))?;
-        Ok(Self {
-            version,
-            metadata,
-            tensors,
-            data_start,
-        })
+        Ok(Self { version, metadata, tensors, data_start })
     }
 }
 
@@ -128,10 +123,7 @@ fn metadata<R: Read>(
             scalar(reader, ty, at, &what, limits)?
         };
         if map.insert(key.clone(), value).is_some() {
-            return Err(GgufError::Duplicate {
-                what: "metadata key",
-                name: key,
-            });
+            return Err(GgufError::Duplicate { what: "metadata key", name: key });
         }
     }
     Ok(Metadata(map))
@@ -177,11 +169,7 @@ fn boolean<R: Read>(reader: &mut Reader<R>, what: &str) -> Result<bool, GgufErro
 }
 
 fn unknown_type(what: &str, at: u64, ty: u32) -> GgufError {
-    GgufError::UnknownValue {
-        what: format!("type of {what}"),
-        at,
-        value: ty.into(),
-    }
+    GgufError::UnknownValue { what: format!("type of {what}"), at, value: ty.into() }
 }
 
 /// Reads `$len` elements of a fixed-size number type in one go.
@@ -256,9 +244,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
     // 32 is the format's GGUF_DEFAULT_ALIGNMENT.
     let value = metadata.u32_opt("general.alignment")?.unwrap_or(32).into();
     let usable = u64::is_power_of_two(value) && (8..=65_536).contains(&value);
-    usable
-        .then_some(value)
-        .ok_or(GgufError::Alignment { value })
+    usable.then_some(value).ok_or(GgufError::Alignment { value })
 }
 
 fn tensor<R: Read>(
@@ -285,20 +271,10 @@ fn tensor<R: Read>(
     let ty = GgmlType::from_number(number).ok_or_else(|| unknown_type(&what, at, number))?;
     let offset = reader.u64(&what)?;
     if !offset.is_multiple_of(alignment) {
-        return Err(GgufError::Misaligned {
-            name,
-            offset,
-            alignment,
-        });
+        return Err(GgufError::Misaligned { name, offset, alignment });
     }
     match stored_bytes(ty, &shape) {
-        Ok(bytes) => Ok(TensorInfo {
-            name,
-            shape,
-            ty,
-            offset,
-            bytes,
-        }),
+        Ok(bytes) => Ok(TensorInfo { name, shape, ty, offset, bytes }),
         Err(why) => Err(GgufError::Shape { name, shape, why }),
     }
 }
@@ -308,10 +284,7 @@ fn check_places(tensors: &[TensorInfo], data_bytes: u64) -> Result<(), GgufError
     let mut names = BTreeSet::new();
     for tensor in tensors {
         if !names.insert(&tensor.name) {
-            return Err(GgufError::Duplicate {
-                what: "tensor",
-                name: tensor.name.clone(),
-            });
+            return Err(GgufError::Duplicate { what: "tensor", name: tensor.name.clone() });
         }
         let end = tensor.offset.checked_add(tensor.bytes);
         if end.is_none_or(|end| end > data_bytes) {

@@ -107,11 +107,9 @@ impl Metadata {
         };
         match read(value) {
             Some(typed) => Ok(Some(typed)),
-            None => Err(GgufError::KeyType {
-                key: key.to_owned(),
-                expected,
-                found: value.describe(),
-            }),
+            None => {
+                Err(GgufError::KeyType { key: key.to_owned(), expected, found: value.describe() })
+            }
         }
     }
 
@@ -220,7 +218,5 @@ impl Metadata {
 }
 
 fn required<T>(key: &str, value: Option<T>) -> Result<T, GgufError> {
-    value.ok_or_else(|| GgufError::KeyMissing {
-        key: key.to_owned(),
-    })
+    value.ok_or_else(|| GgufError::KeyMissing { key: key.to_owned() })
 }

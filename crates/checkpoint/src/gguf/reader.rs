@@ -22,13 +22,7 @@ pub(super) struct Reader<R> {
 
 impl<R: Read> Reader<R> {
     pub(super) fn new(inner: R, total: u64, heap_max: u64) -> Self {
-        Self {
-            inner,
-            at: 0,
-            total,
-            heap_left: heap_max,
-            heap_max,
-        }
+        Self { inner, at: 0, total, heap_left: heap_max, heap_max }
     }
 
     pub(super) fn at(&self) -> u64 {
@@ -44,12 +38,7 @@ impl<R: Read> Reader<R> {
         if needed <= self.left() {
             return Ok(());
         }
-        Err(GgufError::Truncated {
-            what: what.to_owned(),
-            at: self.at,
-            needed,
-            left: self.left(),
-        })
+        Err(GgufError::Truncated { what: what.to_owned(), at: self.at, needed, left: self.left() })
     }
 
     /// Takes `bytes` from the heap budget before they are allocated.
@@ -71,13 +60,11 @@ impl<R: Read> Reader<R> {
 
     pub(super) fn fill(&mut self, out: &mut [u8], what: &str) -> Result<(), GgufError> {
         self.need(out.len() as u64, what)?;
-        self.inner
-            .read_exact(out)
-            .map_err(|source| GgufError::Read {
-                what: what.to_owned(),
-                at: self.at,
-                source,
-            })?;
+        self.inner.read_exact(out).map_err(|source| GgufError::Read {
+            what: what.to_owned(),
+            at: self.at,
+            source,
+        })?;
         self.at += out.len() as u64;
         Ok(())
     }
@@ -106,13 +93,7 @@ impl<R: Read> Reader<R> {
         let at = self.at;
         let value = self.u64(what)?;
         if value > max {
-            return Err(GgufError::OverLimit {
-                what: what.to_owned(),
-                at,
-                value,
-                limit,
-                max,
-            });
+            return Err(GgufError::OverLimit { what: what.to_owned(), at, value, limit, max });
         }
         self.need(value.saturating_mul(each_min), what)?;
         Ok(usize::try_from(value).expect("limits are below the address space of any host"))
@@ -129,9 +110,6 @@ impl<R: Read> Reader<R> {
         let at = self.at;
         let mut bytes = vec![0; len];
         self.fill(&mut bytes, what)?;
-        String::from_utf8(bytes).map_err(|_| GgufError::NotUtf8 {
-            what: what.to_owned(),
-            at,
-        })
+        String::from_utf8(bytes).map_err(|_| GgufError::NotUtf8 { what: what.to_owned(), at })
     }
 }

@@ -5,10 +5,7 @@
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(
-    non_camel_case_types,
-    reason = "ggml's own names, so that they can be searched for"
-)]
+#[expect(non_camel_case_types, reason = "ggml's own names, so that they can be searched for")]
 pub enum GgmlType {
     /// 32-bit float.
     F32,
@@ -159,9 +156,7 @@ pub(super) fn stored_bytes(ty: GgmlType, shape: &[u64]) -> Result<u64, &'static 
     if row % block_elements != 0 {
         return Err("a row is no whole number of quantisation blocks");
     }
-    let elements = shape
-        .iter()
-        .try_fold(1u64, |product, n| product.checked_mul(*n));
+    let elements = shape.iter().try_fold(1u64, |product, n| product.checked_mul(*n));
     elements
         .and_then(|n| (n / block_elements).checked_mul(block_bytes))
         .ok_or("the number of elements overflows")

@@ -83,18 +83,12 @@ fn a_good_file_gives_typed_values_and_tensor_bytes() {
     let a = gguf.tensor("a").unwrap();
     assert_eq!((a.ty, a.bytes, a.row_bytes()), (GgmlType::Q4_1, 40, 20));
     assert_eq!(gguf.read_tensor("a").unwrap(), (0..40).collect::<Vec<u8>>());
-    assert_eq!(
-        gguf.read_tensor("b").unwrap(),
-        (64..76).collect::<Vec<u8>>()
-    );
+    assert_eq!(gguf.read_tensor("b").unwrap(), (64..76).collect::<Vec<u8>>());
     let mut two = [0; 2];
     gguf.read_tensor_at("b", 10, &mut two).unwrap();
     assert_eq!(two, [74, 75]);
     let outside = gguf.read_tensor_at("b", 11, &mut two).unwrap_err();
-    assert_eq!(
-        outside.to_string(),
-        "bytes 11..+2 are outside of tensor \"b\" of 12 bytes"
-    );
+    assert_eq!(outside.to_string(), "bytes 11..+2 are outside of tensor \"b\" of 12 bytes");
 }
 
 #[test]
@@ -104,10 +98,7 @@ fn getters_name_the_key_that_is_missing_or_of_another_type() {
     let missing = meta.u32("llama.head_count").unwrap_err().to_string();
     assert_eq!(missing, "metadata key \"llama.head_count\" is missing");
     let wrong = meta.u32("eps").unwrap_err().to_string();
-    assert!(
-        wrong.contains("\"eps\" is the f32 0.00001, expected an integer"),
-        "{wrong}"
-    );
+    assert!(wrong.contains("\"eps\" is the f32 0.00001, expected an integer"), "{wrong}");
     assert_eq!(meta.u32_opt("llama.head_count").unwrap(), None);
 }
 
@@ -119,10 +110,7 @@ fn a_file_that_shrinks_after_opening_is_an_error_not_a_crash() {
     std::fs::write(&path, &bytes).unwrap();
     let gguf = Gguf::open(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 20]).unwrap();
-    assert!(matches!(
-        gguf.read_tensor("b"),
-        Err(GgufError::ReadTensor { .. })
-    ));
+    assert!(matches!(gguf.read_tensor("b"), Err(GgufError::ReadTensor { .. })));
 }
 
 #[test]
@@ -130,10 +118,7 @@ fn every_truncation_is_refused_and_says_where() {
     let bytes = file(GOOD, 76);
     for len in 0..bytes.len() {
         let error = parse(&bytes[..len]).unwrap_err().to_string();
-        assert!(
-            error.contains("truncated") || error.contains("is truncated"),
-            "{len}: {error}"
-        );
+        assert!(error.contains("truncated") || error.contains("is truncated"), "{len}: {error}");
     }
 }
 
@@ -143,10 +128,7 @@ fn places_and_shapes_of_tensors_are_checked() {
         (&[("a", &[32, 2], 3, 0), ("b", &[3], 0, 32)], "overlap"),
         (&[("a", &[3], 0, 0), ("a", &[3], 0, 32)], "occurs twice"),
         (&[("a", &[3], 0, 8)], "no multiple of 32"),
-        (
-            &[("a", &[33], 3, 0)],
-            "no whole number of quantisation blocks",
-        ),
+        (&[("a", &[33], 3, 0)], "no whole number of quantisation blocks"),
         (&[("a", &[0], 0, 0)], "a dimension is zero"),
         (&[("a", &[1 << 40, 1 << 40], 0, 0)], "overflows"),
         (&[("a", &[32; 5], 0, 0)], "number of dimensions"),
@@ -164,19 +146,13 @@ fn places_and_shapes_of_tensors_are_checked() {
 fn other_files_versions_and_byte_orders_are_told_apart() {
     let mut bytes = file(GOOD, 76);
     bytes[4] = 1;
-    assert!(matches!(
-        parse(&bytes),
-        Err(GgufError::Version { version: 1 })
-    ));
+    assert!(matches!(parse(&bytes), Err(GgufError::Version { version: 1 })));
     bytes[4..8].copy_from_slice(&3u32.to_be_bytes());
     assert!(matches!(parse(&bytes), Err(GgufError::BigEndian)));
     bytes[..4].copy_from_slice(b"PK\x03\x04");
     assert!(matches!(parse(&bytes), Err(GgufError::Magic { .. })));
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(
-        Gguf::open(dir.path()),
-        Err(GgufError::NotAFile { .. })
-    ));
+    assert!(matches!(Gguf::open(dir.path()), Err(GgufError::NotAFile { .. })));
 }
 
 /// P4: what a file claims is checked against its size and the limits before memory is taken.
@@ -190,17 +166,11 @@ fn p4_claims_are_refused_before_allocation() {
     assert!(huge(8).contains("over the limit tensors_max"));
     assert!(huge(16).contains("over the limit keys_max"));
     assert!(huge(24).contains("over the limit key length"));
-    let small = Limits {
-        directory_bytes_max: 1024,
-        ..Limits::default()
-    };
+    let small = Limits { directory_bytes_max: 1024, ..Limits::default() };
     let bytes = file(GOOD, 76);
     let error = Header::parse(Cursor::new(&bytes), bytes.len() as u64, &small).unwrap_err();
     assert!(error.to_string().contains("directory_bytes_max"), "{error}");
-    let flat = Limits {
-        nesting_max: 1,
-        ..Limits::default()
-    };
+    let flat = Limits { nesting_max: 1, ..Limits::default() };
     let error = Header::parse(Cursor::new(&bytes), bytes.len() as u64, &flat).unwrap_err();
     assert!(error.to_string().contains("nesting_max"), "{error}");
 }

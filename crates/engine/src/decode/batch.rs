@@ -33,10 +33,7 @@ impl<D: Device> Batch<D> {
         memory: DeviceKv<D>,
         max: usize,
     ) -> Result<Self, ScratchError> {
-        let scratch = model.scratch(ScratchShape {
-            rows: max,
-            logit_rows: max,
-        })?;
+        let scratch = model.scratch(ScratchShape { rows: max, logit_rows: max })?;
         Ok(Self {
             model,
             memory,
@@ -123,24 +120,13 @@ impl<D: Device> Batch<D> {
             let sequence = &mut self.sequences[*index];
             if let Next::Token(token) = sequence.next {
                 let position = Position(sequence.append(token));
-                rows.push(Row {
-                    token,
-                    position,
-                    sequence: at,
-                });
+                rows.push(Row { token, position, sequence: at });
             }
         }
-        let tables: Vec<&BlockTable> = running
-            .iter()
-            .map(|index| &self.sequences[*index].table)
-            .collect();
+        let tables: Vec<&BlockTable> =
+            running.iter().map(|index| &self.sequences[*index].table).collect();
         let slots = self.memory.slots();
-        let step = Step {
-            rows: &rows,
-            tables: &tables,
-            slots,
-            stop: &|| false,
-        };
+        let step = Step { rows: &rows, tables: &tables, slots, stop: &|| false };
         self.model.forward(&mut self.scratch, &step)?;
         let all: Vec<u32> = (0..).take(rows.len()).collect();
         self.model.logits_of_rows(&mut self.scratch, &all);
@@ -150,25 +136,18 @@ impl<D: Device> Batch<D> {
     /// Draws a token for each of these sequences from the logits at hand, in their order.
     fn draw(&mut self, indices: &[usize], ended: &mut Vec<usize>) {
         self.requests.clear();
-        self.requests
-            .extend(indices.iter().map(|index| self.sequences[*index].request()));
+        self.requests.extend(indices.iter().map(|index| self.sequences[*index].request()));
         if let Err(error) = self.scratch.sample(&self.requests, &mut self.chosen) {
             return self.fail(indices, &error.to_string(), ended);
         }
         self.logits.clear();
-        if indices
-            .iter()
-            .any(|index| self.sequences[*index].wants_logits())
+        if indices.iter().any(|index| self.sequences[*index].wants_logits())
             && let Err(error) = self.scratch.read_logits(&mut self.logits)
         {
             return self.fail(indices, &error.to_string(), ended);
         }
         let vocab = self.model.spec().vocab as usize;
-        let logits = self
-            .logits
-            .chunks_exact(vocab)
-            .map(Some)
-            .chain(std::iter::repeat(None));
+        let logits = self.logits.chunks_exact(vocab).map(Some).chain(std::iter::repeat(None));
         for ((index, sampled), logits) in indices.iter().zip(&self.chosen).zip(logits) {
             if self.sequences[*index].take(*sampled, logits) == After::Ends {
                 ended.push(*index);

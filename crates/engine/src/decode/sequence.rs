@@ -49,18 +49,13 @@ impl Sequence {
         items: mpsc::Sender<DecodeItem>,
         cancelled: Arc<AtomicBool>,
     ) -> Self {
-        let digest = admission
-            .generation
-            .digest_logits
-            .then(LogitsDigest::default);
+        let digest = admission.generation.digest_logits.then(LogitsDigest::default);
         Self {
             table: admission.table,
             next: Next::Hidden(admission.last_hidden),
             reservation: admission.reservation,
             generation: admission.generation,
-            chain: Chain {
-                parent: admission.parent,
-            },
+            chain: Chain { parent: admission.parent },
             sampled: 0,
             items,
             cancelled,
@@ -101,14 +96,7 @@ impl Sequence {
             top_p: how.top_p,
             min_p: how.min_p,
         };
-        (
-            sampling,
-            SampleKey {
-                seed: how.seed,
-                choice: how.choice,
-                position: self.length(),
-            },
-        )
+        (sampling, SampleKey { seed: how.seed, choice: how.choice, position: self.length() })
     }
 
     /// Takes what was drawn, sends what came out of it, and says whether there is more to do.
@@ -125,10 +113,7 @@ impl Sequence {
         let token = TokenId(sampled.token);
         let stops = self.generation.stop_tokens.contains(&token);
         if !stops {
-            self.send(DecodeItem::Token {
-                token,
-                logprob: sampled.logprob,
-            });
+            self.send(DecodeItem::Token { token, logprob: sampled.logprob });
         }
         let finish = match (stops, self.sampled >= self.generation.max_tokens) {
             (true, _) => Finish::Stop,
@@ -141,12 +126,7 @@ impl Sequence {
         let logits_digest = self.digest.as_ref().map(LogitsDigest::finish);
         let (sampled, elapsed) = (self.sampled, self.admitted.elapsed().into());
         self.free();
-        self.send(DecodeItem::Finished {
-            finish,
-            sampled,
-            elapsed,
-            logits_digest,
-        });
+        self.send(DecodeItem::Finished { finish, sampled, elapsed, logits_digest });
         After::Ends
     }
 
@@ -169,15 +149,9 @@ impl Sequence {
     /// A full block becomes immutable as soon as its last KV is written.
     fn seal(&mut self) {
         while self.table.full_count() > 0 {
-            let oldest = self
-                .table
-                .filling()
-                .next()
-                .expect("a full block is a filling one");
-            let tokens: [TokenId; BLOCK_TOKENS] = oldest
-                .tokens()
-                .try_into()
-                .expect("a full block has 16 tokens");
+            let oldest = self.table.filling().next().expect("a full block is a filling one");
+            let tokens: [TokenId; BLOCK_TOKENS] =
+                oldest.tokens().try_into().expect("a full block has 16 tokens");
             let key = self.chain.next(&tokens);
             self.table.seal_oldest(key).expect("it is full");
         }

@@ -93,12 +93,7 @@ impl Job {
             })
             .collect();
         let stop = || stop() || self.is_cancelled();
-        let step = Step {
-            rows: &rows,
-            tables: &[&table],
-            slots: memory.slots(),
-            stop: &stop,
-        };
+        let step = Step { rows: &rows, tables: &[&table], slots: memory.slots(), stop: &stop };
         match model.forward(scratch, &step) {
             Ok(()) => {}
             Err(StepError::Stopped { .. }) => return self.give_up(),
@@ -157,9 +152,7 @@ impl Job {
     }
 
     fn fail(&mut self, error: &dyn std::error::Error) -> (usize, Progress) {
-        self.send(PrefillOutput::Failed {
-            detail: error.to_string(),
-        });
+        self.send(PrefillOutput::Failed { detail: error.to_string() });
         (0, Progress::Ended)
     }
 
@@ -186,14 +179,9 @@ impl Job {
         let mut sealed = Vec::with_capacity(table.full_count());
         while table.full_count() > 0 {
             let index = table.sealed().len();
-            let oldest = table
-                .filling()
-                .next()
-                .expect("a full block is a filling one");
-            let tokens: [TokenId; BLOCK_TOKENS] = oldest
-                .tokens()
-                .try_into()
-                .expect("a full block has 16 tokens");
+            let oldest = table.filling().next().expect("a full block is a filling one");
+            let tokens: [TokenId; BLOCK_TOKENS] =
+                oldest.tokens().try_into().expect("a full block has 16 tokens");
             let key = self.chain.next(&tokens);
             let block = table.seal_oldest(key).expect("it is full");
             let slots: Vec<SlotIdx> = block.slots().collect();
@@ -213,10 +201,7 @@ impl Job {
         };
         let slots: Vec<SlotIdx> = open.slots().collect();
         // Not content-addressed: an open block is handed to one session and never shared.
-        let key = BlockKey {
-            hash: self.chain.parent,
-            generation: u32::MAX,
-        };
+        let key = BlockKey { hash: self.chain.parent, generation: u32::MAX };
         let place = (key, table.sealed().len(), open.tokens().len());
         self.copy_out(memory, &slots, place).map(Some)
     }

@@ -68,13 +68,7 @@ async fn schedule(world: &World, expected: &[(Computed, Drawn)], seed: u64) {
 #[tokio::test]
 async fn case_31_a_hundred_random_schedules_end_with_every_slot_free_and_the_right_tokens() {
     let model = tiny();
-    let bounds = Bounds {
-        batch: 3,
-        active: 2,
-        chunk: 16,
-        unread: 3,
-        ..Bounds::default()
-    };
+    let bounds = Bounds { batch: 3, active: 2, chunk: 16, unread: 3, ..Bounds::default() };
     let world = World::new(&model, bounds);
     // Held in the slab of another world, so that this one's can be empty.
     let other = World::new(&model, Bounds::default());

@@ -16,26 +16,12 @@ fn bits(prompt: &Computed) -> Vec<Vec<u8>> {
     };
     let hidden = prompt.end.last_hidden.iter();
     let hidden = hidden.flat_map(|value| value.to_bits().to_le_bytes());
-    prompt
-        .sealed
-        .iter()
-        .chain(&prompt.end.tail)
-        .map(block)
-        .chain([hidden.collect()])
-        .collect()
+    prompt.sealed.iter().chain(&prompt.end.tail).map(block).chain([hidden.collect()]).collect()
 }
 
 fn worlds() -> Vec<World> {
     let model = tiny();
-    let with = |chunk| {
-        World::new(
-            &model,
-            Bounds {
-                chunk,
-                ..Bounds::default()
-            },
-        )
-    };
+    let with = |chunk| World::new(&model, Bounds { chunk, ..Bounds::default() });
     [16, 64, 256].map(with).into()
 }
 
@@ -60,21 +46,12 @@ async fn p1_prompts_of_any_length_are_the_same_in_chunks_of_16_64_256_and_behind
 
 #[tokio::test]
 async fn p1_a_prompt_is_the_same_beside_others_that_take_turns_with_it() {
-    let world = World::new(
-        &tiny(),
-        Bounds {
-            active: 4,
-            chunk: 16,
-            ..Bounds::default()
-        },
-    );
+    let world = World::new(&tiny(), Bounds { active: 4, chunk: 16, ..Bounds::default() });
     let tokens = prompt(5, 177);
     let alone = world.compute(&tokens, &[]).await;
     let others: Vec<Arc<[TokenId]>> = (0..5).map(|i| prompt(i, 40 + 60 * i as usize)).collect();
-    let submitted: Vec<_> = others
-        .iter()
-        .map(|tokens| world.prefill.submit(world.job(tokens, &[])).unwrap())
-        .collect();
+    let submitted: Vec<_> =
+        others.iter().map(|tokens| world.prefill.submit(world.job(tokens, &[])).unwrap()).collect();
     let among = world.compute(&tokens, &[]).await;
     assert_eq!(bits(&among), bits(&alone));
     drop((submitted, alone, among));

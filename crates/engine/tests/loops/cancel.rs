@@ -7,24 +7,14 @@ use super::world::{Bounds, World, greedy, next, outputs_of, prompt, tiny, until}
 
 /// One place in each batch.
 fn narrow() -> World {
-    let bounds = Bounds {
-        active: 1,
-        batch: 1,
-        chunk: 16,
-        unread: 2,
-        ..Bounds::default()
-    };
+    let bounds = Bounds { active: 1, batch: 1, chunk: 16, unread: 2, ..Bounds::default() };
     World::new(&tiny(), bounds)
 }
 
 #[tokio::test]
 async fn p6_prompts_cancelled_while_they_wait_compute_or_take_turns_free_everything() {
     for active in [1, 3] {
-        let bounds = Bounds {
-            active,
-            chunk: 16,
-            ..Bounds::default()
-        };
+        let bounds = Bounds { active, chunk: 16, ..Bounds::default() };
         let world = World::new(&tiny(), bounds);
         let tokens = prompt(1, 300);
         let mut flags = Vec::new();
@@ -52,14 +42,8 @@ async fn p6_prompts_cancelled_while_they_wait_compute_or_take_turns_free_everyth
 #[tokio::test]
 async fn p6_a_prompt_that_waits_behind_a_full_loop_is_free_before_the_loop_has_a_place() {
     let world = narrow();
-    let long = world
-        .prefill
-        .submit(world.job(&prompt(1, 512), &[]))
-        .unwrap();
-    until("the first prompt runs", || {
-        world.prefill.state().running == 1
-    })
-    .await;
+    let long = world.prefill.submit(world.job(&prompt(1, 512), &[])).unwrap();
+    until("the first prompt runs", || world.prefill.state().running == 1).await;
     let before = world.prefill_memory.pool().occupancy();
     let job = world.job(&prompt(2, 200), &[]);
     drop(world.prefill.submit(job).unwrap());
@@ -97,10 +81,7 @@ async fn p6_sequences_cancelled_while_they_wait_run_or_sit_out_free_everything()
 
 #[tokio::test]
 async fn p6_who_hears_of_the_end_can_use_the_memory_at_once() {
-    let bounds = Bounds {
-        tokens: 64,
-        ..Bounds::default()
-    };
+    let bounds = Bounds { tokens: 64, ..Bounds::default() };
     let world = World::new(&tiny(), bounds);
     for _ in 0..20 {
         // Each needs all there is, so that the next one fails if anything is still held.
@@ -119,12 +100,7 @@ async fn p6_dropping_the_loops_ends_them_with_work_running_and_waiting() {
     let computed = world.compute(&prompt(1, 40), &[]).await;
     let mut prompts = Vec::new();
     for _ in 0..3 {
-        prompts.push(
-            world
-                .prefill
-                .submit(world.job(&prompt(2, 512), &[]))
-                .unwrap(),
-        );
+        prompts.push(world.prefill.submit(world.job(&prompt(2, 512), &[])).unwrap());
     }
     let mut handles = Vec::new();
     for _ in 0..5 {

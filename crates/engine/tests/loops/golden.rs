@@ -37,27 +37,18 @@ async fn greedy_text_of_the_real_model_equals_the_reference_up_to_near_ties() {
     let Some(path) = model_file() else { return };
     let gguf = checkpoint::Gguf::open(&path).unwrap();
     let model = Arc::new(Model::load(&gguf, &device(), LoadOptions::default()).unwrap());
-    let bounds = Bounds {
-        tokens: 2048,
-        ..Bounds::default()
-    };
+    let bounds = Bounds { tokens: 2048, ..Bounds::default() };
     let world = World::new(&model, bounds);
     let file = "../../integration-tests/goldens/greedy.json";
     let text = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let (mut same, mut all) = (0, 0);
     for case in golden["prompts"].as_array().unwrap() {
-        let tokens: Arc<[TokenId]> = numbers(&case["prompt_ids"])
-            .into_iter()
-            .map(TokenId)
-            .collect();
+        let tokens: Arc<[TokenId]> =
+            numbers(&case["prompt_ids"]).into_iter().map(TokenId).collect();
         let expected = numbers(&case["new_ids"]);
-        let gaps: Vec<f64> = case["gap"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|gap| gap.as_f64().unwrap())
-            .collect();
+        let gaps: Vec<f64> =
+            case["gap"].as_array().unwrap().iter().map(|gap| gap.as_f64().unwrap()).collect();
         let computed = world.compute(&tokens, &[]).await;
         let mut generation = greedy(u32::try_from(expected.len()).unwrap());
         generation.digest_logits = false;
@@ -66,11 +57,7 @@ async fn greedy_text_of_the_real_model_equals_the_reference_up_to_near_ties() {
         let equal = pairs.take_while(|(ours, theirs)| ours == theirs).count();
         if equal < expected.len() {
             let gap = gaps[equal];
-            assert!(
-                gap < NEAR_TIE,
-                "{}: token {equal} differs, gap {gap}",
-                case["name"]
-            );
+            assert!(gap < NEAR_TIE, "{}: token {equal} differs, gap {gap}", case["name"]);
         }
         same += equal;
         all += expected.len();

@@ -20,9 +20,6 @@ mod tiny;
 #[cfg(test)]
 mod world;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    reason = "reading tensors back is the model crate's business"
-)]
+#[expect(dead_code, reason = "reading tensors back is the model crate's business")]
 #[path = "../../../model/tests/model/writer.rs"]
 mod writer;

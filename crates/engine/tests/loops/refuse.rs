@@ -46,10 +46,7 @@ async fn p7_a_sequence_that_cannot_be_run_is_refused_by_the_name_of_what_is_wron
     };
     check(&|it| it.last_hidden = Arc::new([0.0; 127]), "last_hidden");
     check(&|it| it.last_hidden = Arc::new([]), "last_hidden");
-    check(
-        &|it| it.table = kv::BlockTable::new(it.table.shape()),
-        "table",
-    );
+    check(&|it| it.table = kv::BlockTable::new(it.table.shape()), "table");
     check(&|it| it.generation.max_tokens = 0, "max_tokens");
     check(&|it| it.generation.max_tokens = 474, "max_tokens");
     check(&|it| it.generation.max_tokens = u32::MAX, "max_tokens");
@@ -68,8 +65,5 @@ async fn p2_numbers_that_are_none_end_their_own_sequence_only() {
     let mut wrong = world.decode.admit(admission).unwrap();
     assert_eq!(world.draw(&computed, greedy(20)).await, alone);
     let item = super::world::next(&mut wrong).await;
-    assert!(
-        matches!(item, Some(engine::DecodeItem::Failed { .. })),
-        "{item:?}"
-    );
+    assert!(matches!(item, Some(engine::DecodeItem::Failed { .. })), "{item:?}");
 }

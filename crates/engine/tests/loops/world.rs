@@ -39,14 +39,7 @@ pub(crate) struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self {
-            chunk: 64,
-            active: 2,
-            batch: 8,
-            waiting: 16,
-            unread: 8,
-            tokens: 4096,
-        }
+        Self { chunk: 64, active: 2, batch: 8, waiting: 16, unread: 8, tokens: 4096 }
     }
 }
 
@@ -75,11 +68,8 @@ pub(crate) struct Drawn {
 }
 
 pub(crate) fn device() -> HostDevice {
-    let options = HostOptions {
-        isa: None,
-        threads: NonZeroUsize::MIN,
-        huge_pages: kernels::HugePages::Off,
-    };
+    let options =
+        HostOptions { isa: None, threads: NonZeroUsize::MIN, huge_pages: kernels::HugePages::Off };
     HostDevice::open(options).unwrap()
 }
 
@@ -184,11 +174,7 @@ impl World {
         let outputs = self.prefill.submit(job).unwrap();
         let (newly, end) = outputs_of(outputs).await;
         let sealed = prefix.iter().cloned().chain(newly).collect();
-        Computed {
-            tokens: Arc::clone(tokens),
-            sealed,
-            end: end.expect("the prompt is computed"),
-        }
+        Computed { tokens: Arc::clone(tokens), sealed, end: end.expect("the prompt is computed") }
     }
 
     pub(crate) fn admission(&self, prompt: &Computed, generation: Generation) -> Admission {
@@ -200,14 +186,10 @@ impl World {
         let (blocks, rest) = prompt.tokens.as_chunks::<BLOCK_TOKENS>();
         for (block, tokens) in prompt.sealed.iter().zip(blocks) {
             let identity = (block.receipt.key, tokens);
-            memory
-                .load_sealed(&mut table, &mut reservation, identity, &block.slices)
-                .unwrap();
+            memory.load_sealed(&mut table, &mut reservation, identity, &block.slices).unwrap();
         }
         if let Some(tail) = &prompt.end.tail {
-            memory
-                .load_open(&mut table, &mut reservation, rest, &tail.slices)
-                .unwrap();
+            memory.load_open(&mut table, &mut reservation, rest, &tail.slices).unwrap();
         }
         let last = prompt.sealed.last();
         Admission {
@@ -282,18 +264,8 @@ pub(crate) async fn drawn(handle: &mut SequenceHandle) -> Drawn {
     loop {
         match next(handle).await {
             Some(DecodeItem::Token { token, .. }) => tokens.push(token.0),
-            Some(DecodeItem::Finished {
-                finish,
-                sampled,
-                logits_digest,
-                ..
-            }) => {
-                return Drawn {
-                    tokens,
-                    finish,
-                    sampled,
-                    digest: logits_digest,
-                };
+            Some(DecodeItem::Finished { finish, sampled, logits_digest, .. }) => {
+                return Drawn { tokens, finish, sampled, digest: logits_digest };
             }
             other => panic!("after {} tokens: {other:?}", tokens.len()),
         }

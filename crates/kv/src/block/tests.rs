@@ -6,16 +6,10 @@ use super::{BlockFull, FillingBlock};
 use crate::pool::SlotPool;
 use crate::shape::Shape;
 
-const SHAPE: Shape = Shape {
-    layers: 2,
-    heads: 3,
-};
+const SHAPE: Shape = Shape { layers: 2, heads: 3 };
 
 fn key() -> BlockKey {
-    BlockKey {
-        hash: BlockHash([7; 32]),
-        generation: 0,
-    }
+    BlockKey { hash: BlockHash([7; 32]), generation: 0 }
 }
 
 #[test]

@@ -16,11 +16,7 @@ fn lowest_free_slot_first() {
     let mut again = pool.try_reserve(2).unwrap();
     assert_eq!(again.take().unwrap().idx(), SlotIdx(0));
     let both = again.take();
-    assert_eq!(
-        both.unwrap().idx(),
-        SlotIdx(0),
-        "the first was dropped at once"
-    );
+    assert_eq!(both.unwrap().idx(), SlotIdx(0), "the first was dropped at once");
     assert!(again.take().is_none(), "two were reserved");
 }
 
@@ -29,11 +25,7 @@ fn p4_a_reservation_is_all_or_nothing() {
     let pool = SlotPool::new(10);
     let held = pool.try_reserve(7).unwrap();
     let refused = pool.try_reserve(4).unwrap_err();
-    let expected = PoolFull {
-        wanted: 4,
-        free: 3,
-        total: 10,
-    };
+    let expected = PoolFull { wanted: 4, free: 3, total: 10 };
     assert_eq!(refused, expected);
     drop(held);
     assert_eq!(pool.try_reserve(10).unwrap().left(), 10);

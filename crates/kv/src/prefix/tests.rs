@@ -17,10 +17,7 @@ fn hash(path: &[u8]) -> BlockHash {
 }
 
 fn key(path: &[u8]) -> BlockKey {
-    BlockKey {
-        hash: hash(path),
-        generation: 0,
-    }
+    BlockKey { hash: hash(path), generation: 0 }
 }
 
 fn block(n: u8) -> [TokenId; BLOCK_TOKENS] {
@@ -36,9 +33,7 @@ fn chain(path: &[u8]) -> (Vec<BlockHash>, Vec<TokenId>) {
 fn insert<V: Clone>(index: &mut PrefixIndex<V>, path: &[u8], payload: V) -> Option<RefusedBecause> {
     let (last, before) = path.split_last().unwrap();
     let parent = (!before.is_empty()).then(|| hash(before));
-    let refused = index
-        .insert(key(path), parent, block(*last), payload)
-        .err()?;
+    let refused = index.insert(key(path), parent, block(*last), payload).err()?;
     Some(refused.because)
 }
 
@@ -52,10 +47,7 @@ fn case_25_a_forced_collision_is_a_miss_and_is_counted() {
     let mut index = PrefixIndex::new(8);
     assert_eq!(insert(&mut index, &[1], "one"), None);
     let other = index.lookup(&[hash(&[1])], &block(2));
-    assert!(
-        other.is_empty(),
-        "P2: the tokens are compared, not only the hash"
-    );
+    assert!(other.is_empty(), "P2: the tokens are compared, not only the hash");
     let refused = index.insert(key(&[1]), None, block(2), "two").unwrap_err();
     assert_eq!(refused.because, RefusedBecause::Collision);
     assert_eq!(refused.payload, "two");
@@ -78,10 +70,7 @@ fn case_25_the_same_block_behind_another_parent_is_a_miss() {
 #[test]
 fn p4_the_index_is_bounded_and_says_why_it_refuses() {
     let mut index = PrefixIndex::new(2);
-    assert_eq!(
-        insert(&mut index, &[9, 9], 0),
-        Some(RefusedBecause::NoParent)
-    );
+    assert_eq!(insert(&mut index, &[9, 9], 0), Some(RefusedBecause::NoParent));
     assert_eq!(insert(&mut index, &[1], 1), None);
     assert_eq!(insert(&mut index, &[1], 2), Some(RefusedBecause::Present));
     assert_eq!(insert(&mut index, &[1, 2], 3), None);
@@ -102,11 +91,7 @@ fn eviction_takes_the_oldest_leaf_first_and_spares_what_is_held() {
     let evicted = index.evict(9, |payload| Arc::strong_count(payload) == 1);
     assert_eq!(evicted, [Arc::<[u8]>::from([4].as_slice())]);
     drop(held);
-    assert_eq!(
-        index.evict(9, |_| true).len(),
-        2,
-        "the leaf, then its parent"
-    );
+    assert_eq!(index.evict(9, |_| true).len(), 2, "the leaf, then its parent");
     assert!(index.is_empty());
 }
 
@@ -148,16 +133,9 @@ impl Model {
         let mut out = Vec::new();
         while out.len() < wanted {
             let leaf = |path: &Vec<u8>| {
-                !self
-                    .used
-                    .keys()
-                    .any(|other| other.len() > path.len() && other.starts_with(path))
+                !self.used.keys().any(|other| other.len() > path.len() && other.starts_with(path))
             };
-            let oldest = self
-                .used
-                .iter()
-                .filter(|(path, _)| leaf(path))
-                .min_by_key(|(_, at)| **at);
+            let oldest = self.used.iter().filter(|(path, _)| leaf(path)).min_by_key(|(_, at)| **at);
             let Some(path) = oldest.map(|(path, _)| path.clone()) else {
                 break;
             };
@@ -169,10 +147,7 @@ impl Model {
 }
 
 #[derive(Clone)]
-struct Payload(
-    Vec<u8>,
-    #[expect(dead_code, reason = "held for its Drop")] Arc<SlotLease>,
-);
+struct Payload(Vec<u8>, #[expect(dead_code, reason = "held for its Drop")] Arc<SlotLease>);
 
 proptest! {
     #[test]

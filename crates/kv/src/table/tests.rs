@@ -9,16 +9,10 @@ use super::{BlockTable, PushSealedError, SealError};
 use crate::pool::SlotPool;
 use crate::shape::Shape;
 
-const SHAPE: Shape = Shape {
-    layers: 2,
-    heads: 2,
-};
+const SHAPE: Shape = Shape { layers: 2, heads: 2 };
 
 fn key(n: u8) -> BlockKey {
-    BlockKey {
-        hash: BlockHash([n; 32]),
-        generation: 0,
-    }
+    BlockKey { hash: BlockHash([n; 32]), generation: 0 }
 }
 
 fn tokens(count: u32) -> Vec<TokenId> {
@@ -36,10 +30,7 @@ fn a_chunk_spans_blocks_that_are_sealed_in_order() {
     assert_eq!(walked, [SlotIdx(3), SlotIdx(7), SlotIdx(11)]);
     table.seal_oldest(key(0)).unwrap();
     let shared = table.seal_oldest(key(1)).unwrap();
-    assert_eq!(
-        table.seal_oldest(key(2)).unwrap_err(),
-        SealError::NotFull { missing: 8 }
-    );
+    assert_eq!(table.seal_oldest(key(2)).unwrap_err(), SealError::NotFull { missing: 8 });
     table.append(&tokens(8), &mut reservation).unwrap();
     table.seal_oldest(key(2)).unwrap();
     assert_eq!(table.seal_oldest(key(3)).unwrap_err(), SealError::Nothing);
@@ -50,10 +41,7 @@ fn a_chunk_spans_blocks_that_are_sealed_in_order() {
     other.push_sealed(Arc::clone(&shared)).unwrap();
     other.append(&tokens(1), &mut reservation).unwrap();
     let refused = other.push_sealed(shared).unwrap_err();
-    assert!(matches!(
-        refused,
-        PushSealedError::BehindFilling { filling: 1, .. }
-    ));
+    assert!(matches!(refused, PushSealedError::BehindFilling { filling: 1, .. }));
 }
 
 #[test]
@@ -63,10 +51,7 @@ fn a_block_of_another_model_is_refused() {
     let mut table = BlockTable::new(SHAPE);
     table.append(&tokens(16), &mut reservation).unwrap();
     let block = table.seal_oldest(key(0)).unwrap();
-    let mut other = BlockTable::new(Shape {
-        layers: 4,
-        heads: 1,
-    });
+    let mut other = BlockTable::new(Shape { layers: 4, heads: 1 });
     let refused = other.push_sealed(block).unwrap_err();
     assert!(matches!(refused, PushSealedError::OtherShape { .. }));
 }

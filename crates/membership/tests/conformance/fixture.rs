@@ -102,10 +102,7 @@ impl Fixture {
 }
 
 fn registry(start: u64) -> Registry {
-    let config = RegistryConfig {
-        nodes_max: NODES_MAX,
-        ..RegistryConfig::default()
-    };
+    let config = RegistryConfig { nodes_max: NODES_MAX, ..RegistryConfig::default() };
     Registry::new(config, LeaseId(start << 32))
 }
 

@@ -1,10 +1,7 @@
 //! One suite for every registry: in memory, and over gRPC. Time is paused, so that hours pass in
 //! no time; the gRPC connections are pipes within the process.
 
-#![expect(
-    clippy::panic,
-    reason = "how a test fails; clippy knows tests by their attribute only"
-)]
+#![expect(clippy::panic, reason = "how a test fails; clippy knows tests by their attribute only")]
 
 mod fixture;
 
@@ -52,13 +49,9 @@ const TTL: Span = Span::from_secs(5);
 async fn watch(membership: &Membership) -> (Vec<String>, Watch) {
     let mut watch = membership.watch().await.expect("the registry is there");
     match watch.next().await {
-        Some(Event::Snapshot(records)) => (
-            records
-                .into_iter()
-                .map(|record| record.id.to_string())
-                .collect(),
-            watch,
-        ),
+        Some(Event::Snapshot(records)) => {
+            (records.into_iter().map(|record| record.id.to_string()).collect(), watch)
+        }
         other => panic!("a watch begins with a snapshot, not {other:?}"),
     }
 }
@@ -73,10 +66,7 @@ async fn change(watch: &mut Watch) -> String {
 }
 
 fn ask(name: &str, incarnation: u64, ttl: Span) -> Register {
-    Register {
-        node: record(name, incarnation),
-        ttl,
-    }
+    Register { node: record(name, incarnation), ttl }
 }
 
 async fn a_watch_tells_who_is_there_and_then_every_change(fixture: &mut Fixture) {
@@ -97,10 +87,7 @@ async fn a_watch_tells_who_is_there_and_then_every_change(fixture: &mut Fixture)
 
 async fn a_node_that_falls_silent_is_gone_after_its_lease_p6(fixture: &mut Fixture) {
     let membership = fixture.membership();
-    let registered = membership
-        .try_register(ask("memory-0", 1, TTL))
-        .await
-        .expect("listed");
+    let registered = membership.try_register(ask("memory-0", 1, TTL)).await.expect("listed");
     let (_, mut watch) = watch(&membership).await;
     let before = tokio::time::Instant::now();
     assert_eq!(change(&mut watch).await, "-memory-0/1");
@@ -123,25 +110,16 @@ async fn case_09_an_idle_node_stays_listed(fixture: &mut Fixture) {
 
 async fn a_restarted_node_replaces_its_former_self(fixture: &mut Fixture) {
     let membership = fixture.membership();
-    membership
-        .try_register(ask("memory-0", 1, TTL))
-        .await
-        .expect("listed");
+    membership.try_register(ask("memory-0", 1, TTL)).await.expect("listed");
     let (_, mut watch) = watch(&membership).await;
-    membership
-        .try_register(ask("memory-0", 2, TTL))
-        .await
-        .expect("listed");
+    membership.try_register(ask("memory-0", 2, TTL)).await.expect("listed");
     assert_eq!(change(&mut watch).await, "-memory-0/1");
     assert_eq!(change(&mut watch).await, "+memory-0/2");
 }
 
 async fn an_older_start_of_a_node_is_turned_away_and_told(fixture: &mut Fixture) {
     let membership = fixture.membership();
-    membership
-        .try_register(ask("memory-0", 7, TTL))
-        .await
-        .expect("listed");
+    membership.try_register(ask("memory-0", 7, TTL)).await.expect("listed");
     let (mut registration, keeper) = membership.register(record("memory-0", 3), TTL);
     let superseded = keeper.await.expect_err("a later start is listed");
     assert_eq!((superseded.given.0, superseded.seen.0), (3, 7));
@@ -157,19 +135,13 @@ async fn a_dropped_registration_leaves(fixture: &mut Fixture) {
     let before = tokio::time::Instant::now();
     drop(registration);
     assert_eq!(change(&mut watch).await, "-memory-0/1");
-    assert!(
-        before.elapsed() < Duration::from_secs(1),
-        "it left, the lease did not run out"
-    );
+    assert!(before.elapsed() < Duration::from_secs(1), "it left, the lease did not run out");
 }
 
 async fn the_granted_time_to_live_counts_not_the_asked_one(fixture: &mut Fixture) {
     let membership = fixture.membership();
     let asked = Span::from_millis(1);
-    let registered = membership
-        .try_register(ask("memory-0", 1, asked))
-        .await
-        .expect("listed");
+    let registered = membership.try_register(ask("memory-0", 1, asked)).await.expect("listed");
     assert!(registered.ttl > asked);
     let (names, mut watch) = watch(&membership).await;
     assert_eq!(names, ["memory-0"]);
@@ -180,26 +152,13 @@ async fn the_granted_time_to_live_counts_not_the_asked_one(fixture: &mut Fixture
 
 async fn a_repeated_registration_changes_nothing_but_the_lease(fixture: &mut Fixture) {
     let membership = fixture.membership();
-    let first = membership
-        .try_register(ask("memory-0", 1, TTL))
-        .await
-        .expect("listed");
-    let again = membership
-        .try_register(ask("memory-0", 1, TTL))
-        .await
-        .expect("listed");
+    let first = membership.try_register(ask("memory-0", 1, TTL)).await.expect("listed");
+    let again = membership.try_register(ask("memory-0", 1, TTL)).await.expect("listed");
     assert_eq!(first.revision, again.revision);
     assert_ne!(first.lease, again.lease);
-    membership
-        .leave(first.lease)
-        .await
-        .expect("the registry is there");
+    membership.leave(first.lease).await.expect("the registry is there");
     let (names, _) = watch(&membership).await;
-    assert_eq!(
-        names,
-        ["memory-0"],
-        "the former lease is not the node's any more"
-    );
+    assert_eq!(names, ["memory-0"], "the former lease is not the node's any more");
     assert!(membership.keep_alive(again.lease).await.is_ok());
 }
 
@@ -207,32 +166,18 @@ async fn a_full_registry_refuses_and_says_its_limit_p4(fixture: &mut Fixture) {
     let membership = fixture.membership();
     for index in 0..fixture::NODES_MAX {
         let name = format!("memory-{index}");
-        membership
-            .try_register(ask(&name, 1, TTL))
-            .await
-            .expect("room");
+        membership.try_register(ask(&name, 1, TTL)).await.expect("room");
     }
     let refused = membership.try_register(ask("one-more", 1, TTL)).await;
-    assert_eq!(
-        refused,
-        Err(RegisterError::Full {
-            nodes_max: fixture::NODES_MAX
-        })
-    );
-    membership
-        .try_register(ask("memory-0", 2, TTL))
-        .await
-        .expect("a restart takes no new place");
+    assert_eq!(refused, Err(RegisterError::Full { nodes_max: fixture::NODES_MAX }));
+    membership.try_register(ask("memory-0", 2, TTL)).await.expect("a restart takes no new place");
 }
 
 async fn an_unknown_lease_is_told(fixture: &mut Fixture) {
     let membership = fixture.membership();
     let answer = membership.keep_alive(LeaseId(12)).await;
     assert_eq!(answer, Err(KeepAliveError::Forgotten));
-    membership
-        .leave(LeaseId(12))
-        .await
-        .expect("that it is not there is what was wanted");
+    membership.leave(LeaseId(12)).await.expect("that it is not there is what was wanted");
 }
 
 /// Case 52: clients reattach within two seconds.

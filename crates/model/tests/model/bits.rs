@@ -21,9 +21,7 @@ fn tokens(count: usize, seed: u64) -> Vec<u32> {
         0 => random.next() % 49_152,
         _ => random.next() % 1_500,
     };
-    (0..count)
-        .map(|_| u32::try_from(token(&mut random)).unwrap())
-        .collect()
+    (0..count).map(|_| u32::try_from(token(&mut random)).unwrap()).collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,8 +54,7 @@ impl Trace {
             self.hidden.push(digest(&runner.hidden(first + row)));
             let position = start + row;
             if position.is_multiple_of(LOGITS_EVERY) || position + 16 >= PROMPT {
-                self.logits
-                    .push((position, digest(&runner.logits(first + row))));
+                self.logits.push((position, digest(&runner.logits(first + row))));
             }
         }
     }
@@ -65,19 +62,10 @@ impl Trace {
     fn check_against(&self, expected: &Trace, start: usize, what: &str) {
         let rows = self.hidden.iter().zip(&expected.hidden[start..]);
         for (row, (ours, theirs)) in rows.enumerate() {
-            assert_eq!(
-                ours,
-                theirs,
-                "P1: hidden state at {} differs: {what}",
-                start + row
-            );
+            assert_eq!(ours, theirs, "P1: hidden state at {} differs: {what}", start + row);
         }
         for ours in &self.logits {
-            assert!(
-                expected.logits.contains(ours),
-                "P1: logits at {} differ: {what}",
-                ours.0
-            );
+            assert!(expected.logits.contains(ours), "P1: logits at {} differ: {what}", ours.0);
         }
     }
 }
@@ -118,11 +106,7 @@ fn expected(runner: &mut Runner) -> Expected {
 fn hit(runner: &mut Runner, expected: &Expected, blocks: usize) -> Sequence {
     let mut sequence = runner.sequence(PROMPT);
     let bytes = blocks * runner.model.spec().block_bytes();
-    runner.scatter(
-        &mut sequence,
-        &expected.prompt[..blocks * 16],
-        &expected.kv[..bytes],
-    );
+    runner.scatter(&mut sequence, &expected.prompt[..blocks * 16], &expected.kv[..bytes]);
     sequence
 }
 
@@ -148,10 +132,7 @@ fn chunks(runner: &mut Runner, expected: &Expected, chunk: usize, what: &str) {
     let trace = prefill(runner, &mut sequence, &expected.prompt, chunk);
     trace.check_against(&expected.trace, 0, what);
     let blocks = sequence.blocks.block_count();
-    assert!(
-        runner.gather(&sequence, blocks) == expected.kv,
-        "P1: KV differs: {what}"
-    );
+    assert!(runner.gather(&sequence, blocks) == expected.kv, "P1: KV differs: {what}");
 }
 
 /// Each instruction set runs a short prefix from the start and the end behind a prefix hit.
@@ -167,16 +148,9 @@ fn instruction_sets(gguf: &checkpoint::Gguf, expected: &Expected) {
         trace.check_against(&expected.trace, 0, &format!("{isa}, from the start"));
         let mut sequence = hit(&mut runner, expected, last);
         let trace = prefill(&mut runner, &mut sequence, &expected.prompt, 64);
-        trace.check_against(
-            &expected.trace,
-            last * 16,
-            &format!("{isa}, behind a prefix hit"),
-        );
+        trace.check_against(&expected.trace, last * 16, &format!("{isa}, behind a prefix hit"));
         let blocks = sequence.blocks.block_count();
-        assert!(
-            runner.gather(&sequence, blocks) == expected.kv,
-            "P1: KV differs: {isa}"
-        );
+        assert!(runner.gather(&sequence, blocks) == expected.kv, "P1: KV differs: {isa}");
     }
 }
 

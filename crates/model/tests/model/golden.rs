@@ -26,19 +26,13 @@ pub(crate) fn folder() -> PathBuf {
 pub(crate) fn floats(name: &str) -> Vec<f64> {
     let bytes = std::fs::read(folder().join(name)).unwrap();
     let values = bytes.as_chunks::<4>().0.iter();
-    values
-        .map(|value| f64::from(f32::from_le_bytes(*value)))
-        .collect()
+    values.map(|value| f64::from(f32::from_le_bytes(*value))).collect()
 }
 
 impl Golden {
     fn top(&self, position: usize) -> Top<'_> {
         let at = position * self.top..(position + 1) * self.top;
-        Top {
-            ids: &self.ids[at.clone()],
-            values: &self.values[at],
-            lse: self.lse[position],
-        }
+        Top { ids: &self.ids[at.clone()], values: &self.values[at], lse: self.lse[position] }
     }
 
     fn read() -> Self {
@@ -51,25 +45,12 @@ impl Golden {
         let lse = std::fs::read(folder().join(file("lse"))).unwrap();
         let tokens: Vec<usize> = numbers("token_ids");
         Self {
-            tokens: tokens
-                .into_iter()
-                .map(|id| u32::try_from(id).unwrap())
-                .collect(),
+            tokens: tokens.into_iter().map(|id| u32::try_from(id).unwrap()).collect(),
             positions: number(&head["n_positions"]),
             top: number(&head["top_k"]),
-            ids: ids
-                .as_chunks()
-                .0
-                .iter()
-                .map(|id| u16::from_le_bytes(*id).into())
-                .collect(),
+            ids: ids.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id).into()).collect(),
             values: floats(&file("top_values")),
-            lse: lse
-                .as_chunks()
-                .0
-                .iter()
-                .map(|value| f64::from_le_bytes(*value))
-                .collect(),
+            lse: lse.as_chunks().0.iter().map(|value| f64::from_le_bytes(*value)).collect(),
             full_positions: numbers("full_positions"),
             full: floats(&file("full")),
         }
@@ -78,11 +59,7 @@ impl Golden {
 
 fn log_sum_exp(logits: &[f64]) -> f64 {
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    top + logits
-        .iter()
-        .map(|logit| (logit - top).exp())
-        .sum::<f64>()
-        .ln()
+    top + logits.iter().map(|logit| (logit - top).exp()).sum::<f64>().ln()
 }
 
 /// The lowest id of the largest value, as greedy sampling chooses.
@@ -149,11 +126,7 @@ fn logits_agree_with_an_independent_implementation_over_512_positions() {
             let here = kl_of_top(&golden.top(position), &ours);
             kl += here;
             kl_max = kl_max.max(here);
-            if let Some(at) = golden
-                .full_positions
-                .iter()
-                .position(|other| *other == position)
-            {
+            if let Some(at) = golden.full_positions.iter().position(|other| *other == position) {
                 full += kl_of_all(&golden.full[at * vocab..(at + 1) * vocab], &ours);
                 full_count += 1;
             }
@@ -164,12 +137,6 @@ fn logits_agree_with_an_independent_implementation_over_512_positions() {
     let full = full / f64::from(full_count);
     println!("top-1 equal at {same} of {positions} positions; KL mean {mean:e}, max {kl_max:e}");
     println!("KL over the whole vocabulary at {full_count} positions: mean {full:e}");
-    assert!(
-        same * 100 >= positions * 99,
-        "top-1 equal at {same} of {positions} only"
-    );
-    assert!(
-        mean <= 1e-3 && full <= 1e-3,
-        "mean KL {mean:e} of the top, {full:e} of all"
-    );
+    assert!(same * 100 >= positions * 99, "top-1 equal at {same} of {positions} only");
+    assert!(mean <= 1e-3 && full <= 1e-3, "mean KL {mean:e} of the top, {full:e} of all");
 }

@@ -35,15 +35,11 @@ pub(crate) fn open(file: &GgufFile) -> Gguf {
 pub(crate) fn real_file() -> Option<Gguf> {
     let cache = || {
         let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-        let base = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(home)?;
+        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
         let file = "oasiskv/models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf";
         Some(base.join(file)).filter(|path| path.exists())
     };
-    let path = std::env::var_os("OASISKV_TEST_MODEL")
-        .map(PathBuf::from)
-        .or_else(cache);
+    let path = std::env::var_os("OASISKV_TEST_MODEL").map(PathBuf::from).or_else(cache);
     match path {
         Some(path) => Some(Gguf::open(&path).unwrap()),
         None => {

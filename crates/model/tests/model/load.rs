@@ -42,14 +42,8 @@ fn llama() -> GgufFile {
 fn the_shape_is_read_from_the_metadata() {
     let spec = Spec::try_new(&open(&llama())).unwrap();
     assert_eq!(spec.architecture, Architecture::Llama);
-    assert_eq!(
-        (spec.layers, spec.heads, spec.kv_heads, spec.head_dim),
-        (2, 4, 2, 32)
-    );
-    assert_eq!(
-        (spec.width, spec.ffn, spec.vocab, spec.context),
-        (128, 192, 96, 512)
-    );
+    assert_eq!((spec.layers, spec.heads, spec.kv_heads, spec.head_dim), (2, 4, 2, 32));
+    assert_eq!((spec.width, spec.ffn, spec.vocab, spec.context), (128, 192, 96, 512));
     assert!(spec.tied_embeddings && !spec.qkv_bias);
     assert_eq!((spec.slices_per_block(), spec.slice_bytes()), (4, 2048));
     assert_eq!(spec.block_bytes(), 8192);
@@ -66,10 +60,7 @@ fn keys_that_are_wrong_are_named_with_what_was_expected() {
             |file| file.set("general.architecture", Value::Text("gemma3".to_owned())),
             &["general.architecture", "gemma3", "llama", "qwen2"],
         ),
-        (
-            |file| file.unset("llama.block_count"),
-            &["llama.block_count", "missing"],
-        ),
+        (|file| file.unset("llama.block_count"), &["llama.block_count", "missing"]),
         (
             |file| file.set("llama.block_count", Value::U32(0)),
             &["llama.block_count is 0", "at least 1"],
@@ -94,10 +85,7 @@ fn keys_that_are_wrong_are_named_with_what_was_expected() {
             |file| file.set("llama.attention.layer_norm_rms_epsilon", Value::F32(-1.0)),
             &["llama.attention.layer_norm_rms_epsilon is -1", "positive"],
         ),
-        (
-            |file| file.set("llama.vocab_size", Value::U32(7)),
-            &["llama.vocab_size is 7", "96"],
-        ),
+        (|file| file.set("llama.vocab_size", Value::U32(7)), &["llama.vocab_size is 7", "96"]),
     ];
     for (change, parts) in cases {
         let mut file = llama();
@@ -115,52 +103,33 @@ fn what_is_not_supported_is_refused_by_name_and_not_ignored() {
     file.set("llama.expert_count", Value::U32(8));
     check(&file, &["llama.expert_count is 8", "dense model"]);
     let mut file = llama();
-    file.tensors.push(Tensor::gamma(
-        &mut Random(1),
-        "blk.0.attn_q_norm.weight",
-        32,
-    ));
+    file.tensors.push(Tensor::gamma(&mut Random(1), "blk.0.attn_q_norm.weight", 32));
     check(&file, &["blk.0.attn_q_norm.weight", "not used"]);
     let mut file = llama();
-    file.tensors
-        .push(Tensor::gamma(&mut Random(1), "rope_freqs.weight", 16));
+    file.tensors.push(Tensor::gamma(&mut Random(1), "rope_freqs.weight", 16));
     check(&file, &["rope_freqs.weight", "not supported"]);
 }
 
 #[test]
 fn a_missing_ill_shaped_or_ill_typed_tensor_is_named_with_what_was_expected() {
     let mut file = llama();
-    file.tensors
-        .retain(|tensor| tensor.name != "blk.1.ffn_up.weight");
+    file.tensors.retain(|tensor| tensor.name != "blk.1.ffn_up.weight");
     check(&file, &["blk.1.ffn_up.weight", "missing", "[128, 192]"]);
     let mut file = llama();
     let tensor = file.tensor_mut("blk.0.attn_k.weight");
     tensor.shape = vec![64, 128];
     check(&file, &["blk.0.attn_k.weight", "[64, 128]", "[128, 64]"]);
     let mut file = llama();
-    let wrong = Tensor::random(
-        &mut Random(1),
-        "output_norm.weight",
-        &[128],
-        Stored::F16,
-        1.0,
-    );
+    let wrong = Tensor::random(&mut Random(1), "output_norm.weight", &[128], Stored::F16, 1.0);
     *file.tensor_mut("output_norm.weight") = wrong;
     check(&file, &["output_norm.weight", "F16", "F32"]);
     let mut file = llama();
     let shape = [256, 96];
-    let wrong = Tensor::random(
-        &mut Random(1),
-        "token_embd.weight",
-        &shape,
-        Stored::Q2K,
-        1.0,
-    );
+    let wrong = Tensor::random(&mut Random(1), "token_embd.weight", &shape, Stored::Q2K, 1.0);
     *file.tensor_mut("token_embd.weight") = wrong;
     check(&file, &["token_embd.weight"]);
     let mut file = Tiny::qwen2(Stored::F16).file();
-    file.tensors
-        .retain(|tensor| tensor.name != "blk.1.attn_v.bias");
+    file.tensors.retain(|tensor| tensor.name != "blk.1.attn_v.bias");
     check(&file, &["blk.1.attn_v.bias", "missing", "[32]"]);
 }
 
@@ -170,13 +139,7 @@ fn an_unsupported_storage_type_names_the_tensor_and_the_supported_types() {
     tiny.heads = 8;
     let mut file = tiny.file();
     let shape = [256, 192];
-    let wrong = Tensor::random(
-        &mut Random(1),
-        "blk.0.ffn_up.weight",
-        &shape,
-        Stored::Q2K,
-        1.0,
-    );
+    let wrong = Tensor::random(&mut Random(1), "blk.0.ffn_up.weight", &shape, Stored::Q2K, 1.0);
     *file.tensor_mut("blk.0.ffn_up.weight") = wrong;
     check(&file, &["blk.0.ffn_up.weight", "Q2_K", "Q4_1", "Q6_K"]);
 }
@@ -186,8 +149,5 @@ fn errors_can_be_told_apart_by_type() {
     let mut file = llama();
     file.set("general.architecture", Value::Text("bert".to_owned()));
     let error = refused(&file);
-    assert!(matches!(
-        error,
-        LoadError::Spec(SpecError::Architecture { .. })
-    ));
+    assert!(matches!(error, LoadError::Spec(SpecError::Architecture { .. })));
 }

@@ -16,22 +16,14 @@ pub(crate) fn logits(tiny: &Tiny, file: &GgufFile, tokens: &[u32]) -> Vec<Vec<f6
     let embedding = &file.tensor("token_embd.weight").values;
     let row = |token: &u32| {
         let at = *token as usize * width;
-        embedding[at..at + width]
-            .iter()
-            .copied()
-            .map(f64::from)
-            .collect()
+        embedding[at..at + width].iter().copied().map(f64::from).collect()
     };
     let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
     for layer in 0..tiny.layers {
         attention(tiny, file, layer, &mut hidden);
         feed_forward(file, layer, &mut hidden);
     }
-    let output = if tiny.tied {
-        "token_embd.weight"
-    } else {
-        "output.weight"
-    };
+    let output = if tiny.tied { "token_embd.weight" } else { "output.weight" };
     let last = |row: &Vec<f64>| matrix(file, output, &norm(file, "output_norm.weight", row));
     hidden.iter().map(last).collect()
 }
@@ -72,18 +64,11 @@ fn attention(tiny: &Tiny, file: &GgufFile, layer: u32, hidden: &mut [Vec<f64>]) 
             let mass: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
             let total: f64 = mass.iter().sum();
             for lane in 0..dim {
-                let sum: f64 = mass
-                    .iter()
-                    .zip(&values)
-                    .map(|(m, v)| m * v[at + lane])
-                    .sum();
+                let sum: f64 = mass.iter().zip(&values).map(|(m, v)| m * v[at + lane]).sum();
                 mixed.push(sum / total);
             }
         }
-        for (value, more) in row
-            .iter_mut()
-            .zip(matrix(file, &name("attn_output.weight"), &mixed))
-        {
+        for (value, more) in row.iter_mut().zip(matrix(file, &name("attn_output.weight"), &mixed)) {
             *value += more;
         }
     }
@@ -123,10 +108,7 @@ fn norm(file: &GgufFile, gamma: &str, row: &[f64]) -> Vec<f64> {
     let mean = dot(row, row) / row.len() as f64;
     let scale = 1.0 / (mean + EPS).sqrt();
     let gamma = &file.tensor(gamma).values;
-    row.iter()
-        .zip(gamma)
-        .map(|(value, gamma)| value * scale * f64::from(*gamma))
-        .collect()
+    row.iter().zip(gamma).map(|(value, gamma)| value * scale * f64::from(*gamma)).collect()
 }
 
 fn matrix(file: &GgufFile, name: &str, input: &[f64]) -> Vec<f64> {

@@ -32,26 +32,10 @@ impl Runner {
         let slots = blocks_for(tokens) * spec.slices_per_block();
         let slots = u32::try_from(slots).unwrap();
         let head_dim = usize::from(spec.head_dim);
-        let arena = model
-            .device()
-            .slots(SlotShape {
-                head_dim,
-                count: slots,
-            })
-            .unwrap();
+        let arena = model.device().slots(SlotShape { head_dim, count: slots }).unwrap();
         assert_eq!(arena.slot_bytes(), spec.slice_bytes());
-        let scratch = model
-            .scratch(ScratchShape {
-                rows,
-                logit_rows: 32,
-            })
-            .unwrap();
-        Self {
-            model,
-            scratch,
-            arena,
-            pool: SlotPool::new(slots),
-        }
+        let scratch = model.scratch(ScratchShape { rows, logit_rows: 32 }).unwrap();
+        Self { model, scratch, arena, pool: SlotPool::new(slots) }
     }
 
     /// An empty sequence with the right to slots for so many tokens.
@@ -76,12 +60,7 @@ impl Runner {
             }));
         }
         let tables: Vec<&BlockTable> = work.iter().map(|(sequence, _)| &sequence.blocks).collect();
-        let step = Step {
-            rows: &rows,
-            tables: &tables,
-            slots: &self.arena,
-            stop: &|| false,
-        };
+        let step = Step { rows: &rows, tables: &tables, slots: &self.arena, stop: &|| false };
         self.model.forward(&mut self.scratch, &step).unwrap();
     }
 
@@ -94,8 +73,7 @@ impl Runner {
 
     /// Logits of one row of the last step.
     pub(crate) fn logits(&mut self, row: usize) -> Vec<f32> {
-        self.model
-            .logits_of_rows(&mut self.scratch, &[u32::try_from(row).unwrap()]);
+        self.model.logits_of_rows(&mut self.scratch, &[u32::try_from(row).unwrap()]);
         let mut out = Vec::new();
         self.scratch.read_logits(&mut out).unwrap();
         out
@@ -106,9 +84,7 @@ impl Runner {
         let ids = slots(sequence, 0..blocks);
         let mut out = vec![0; ids.len() * self.arena.slot_bytes()];
         let device = self.model.device().clone();
-        device
-            .gather(self.scratch.stream(), &self.arena, &ids, &mut out)
-            .unwrap();
+        device.gather(self.scratch.stream(), &self.arena, &ids, &mut out).unwrap();
         out
     }
 
@@ -124,16 +100,11 @@ impl Runner {
 fn append(sequence: &mut Sequence, tokens: &[u32]) -> usize {
     let start = sequence.len();
     let tokens: Vec<TokenId> = tokens.iter().copied().map(TokenId).collect();
-    sequence
-        .blocks
-        .append(&tokens, &mut sequence.reservation)
-        .unwrap();
+    sequence.blocks.append(&tokens, &mut sequence.reservation).unwrap();
     start
 }
 
 fn slots(sequence: &Sequence, blocks: std::ops::Range<usize>) -> Vec<ids::SlotIdx> {
     let filling: Vec<_> = sequence.blocks.filling().collect();
-    blocks
-        .flat_map(|block| filling[block].slots().collect::<Vec<_>>())
-        .collect()
+    blocks.flat_map(|block| filling[block].slots().collect::<Vec<_>>()).collect()
 }

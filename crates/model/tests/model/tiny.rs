@@ -84,13 +84,7 @@ impl Tiny {
         let kv_width = u64::from(self.kv_heads * self.head_dim);
         let mut out = Vec::new();
         let embedding = [width, vocab];
-        out.push(Tensor::random(
-            random,
-            "token_embd.weight",
-            &embedding,
-            self.embedding,
-            1.0,
-        ));
+        out.push(Tensor::random(random, "token_embd.weight", &embedding, self.embedding, 1.0));
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}");
             for norm in ["attn_norm.weight", "ffn_norm.weight"] {
@@ -108,20 +102,12 @@ impl Tiny {
             for (part, inputs, outputs) in matrices {
                 let scale = 2.0 / (inputs as f32).sqrt();
                 let weight = name(&format!("{part}.weight"));
-                out.push(Tensor::random(
-                    random,
-                    &weight,
-                    &[inputs, outputs],
-                    self.stored,
-                    scale,
-                ));
+                out.push(Tensor::random(random, &weight, &[inputs, outputs], self.stored, scale));
             }
             if self.architecture == Architecture::Qwen2 {
-                for (part, outputs) in [
-                    ("attn_q", width),
-                    ("attn_k", kv_width),
-                    ("attn_v", kv_width),
-                ] {
+                for (part, outputs) in
+                    [("attn_q", width), ("attn_k", kv_width), ("attn_v", kv_width)]
+                {
                     let bias = name(&format!("{part}.bias"));
                     out.push(Tensor::random(random, &bias, &[outputs], Stored::F32, 0.5));
                 }
@@ -129,13 +115,7 @@ impl Tiny {
         }
         out.push(Tensor::gamma(random, "output_norm.weight", width));
         if !self.tied {
-            out.push(Tensor::random(
-                random,
-                "output.weight",
-                &embedding,
-                self.stored,
-                0.3,
-            ));
+            out.push(Tensor::random(random, "output.weight", &embedding, self.stored, 0.3));
         }
         file.tensors = out;
     }

@@ -11,9 +11,7 @@ use super::writer::{Random, Stored};
 
 fn tokens(count: usize, vocab: u32, seed: u64) -> Vec<u32> {
     let mut random = Random(seed);
-    (0..count)
-        .map(|_| u32::try_from(random.next() % u64::from(vocab)).unwrap())
-        .collect()
+    (0..count).map(|_| u32::try_from(random.next() % u64::from(vocab)).unwrap()).collect()
 }
 
 /// No logit of any position may be off by more than `tolerance` of the largest. Keys and values
@@ -39,17 +37,11 @@ fn check(tiny: &Tiny, tolerance: f64) {
             runner.model.logits_of_hidden(&mut runner.scratch, &hidden);
             let mut again = Vec::new();
             runner.scratch.read_logits(&mut again).unwrap();
-            assert_eq!(
-                logits, again,
-                "P1: a copied hidden state gives the same logits"
-            );
+            assert_eq!(logits, again, "P1: a copied hidden state gives the same logits");
         }
     }
     println!("{tiny:?}: largest difference {worst:e}, largest logit {largest:.1}");
-    assert!(
-        worst < tolerance * largest,
-        "{tiny:?}: {worst} off, largest logit {largest}"
-    );
+    assert!(worst < tolerance * largest, "{tiny:?}: {worst} off, largest logit {largest}");
 }
 
 #[test]
@@ -80,21 +72,14 @@ fn p6_a_step_ends_before_the_next_layer_when_told_to_stop() {
     runner.step(&mut [(&mut sequence, &[1, 2])]);
     let asked = std::cell::Cell::new(0);
     let stop = || asked.replace(asked.get() + 1) == 1;
-    let row = model::Row {
-        token: ids::TokenId(3),
-        position: ids::Position(2),
-        sequence: 0,
-    };
+    let row = model::Row { token: ids::TokenId(3), position: ids::Position(2), sequence: 0 };
     let step = model::Step {
         rows: &[row],
         tables: &[&sequence.blocks],
         slots: &runner.arena,
         stop: &stop,
     };
-    let error = runner
-        .model
-        .forward(&mut runner.scratch, &step)
-        .unwrap_err();
+    let error = runner.model.forward(&mut runner.scratch, &step).unwrap_err();
     assert!(matches!(error, StepError::Stopped { layer: 1 }), "{error}");
 }
 
@@ -119,11 +104,7 @@ fn tokens_and_positions_that_the_model_does_not_have_are_typed_errors() {
             slots: &runner.arena,
             stop: &|| false,
         };
-        let error = runner
-            .model
-            .forward(&mut runner.scratch, &step)
-            .unwrap_err()
-            .to_string();
+        let error = runner.model.forward(&mut runner.scratch, &step).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
 }

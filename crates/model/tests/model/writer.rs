@@ -218,8 +218,7 @@ impl GgufFile {
         }
         out.resize(out.len().next_multiple_of(32), 0);
         let mut file = std::fs::File::create(path).expect("the test's folder can be written");
-        file.write_all(&out)
-            .expect("the test's file can be written");
+        file.write_all(&out).expect("the test's file can be written");
     }
 }
 

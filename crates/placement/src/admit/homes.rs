@@ -30,11 +30,7 @@ impl View {
         now: Moment,
     ) -> Result<Vec<HomeDraft>, Refused> {
         let role = |node: &&Node| node.record.role == Role::Memory;
-        let memory = self
-            .nodes
-            .values()
-            .filter(role)
-            .filter(|node| node.live(now, self.config));
+        let memory = self.nodes.values().filter(role).filter(|node| node.live(now, self.config));
         let mut open: Vec<(&Node, Room)> =
             memory.map(|node| (node, node.room(Tier::Remote))).collect();
         if sealed > 0 && open.is_empty() {
@@ -53,29 +49,16 @@ impl View {
             let mut first = 0;
             while first < sealed {
                 let wanted = (sealed - first).min(per_home);
-                let range = Range {
-                    request,
-                    index: homes.len(),
-                    block,
-                    wanted,
-                };
+                let range = Range { request, index: homes.len(), block, wanted };
                 let Some((node, room)) = range.choose(&mut open, prefill) else {
                     let bytes = times(times(block, shards), sealed);
                     return Err(self.short(Tier::Remote, bytes, all));
                 };
-                let count = u32::try_from(room.free.0 / block.0)
-                    .unwrap_or(u32::MAX)
-                    .min(wanted);
+                let count = u32::try_from(room.free.0 / block.0).unwrap_or(u32::MAX).min(wanted);
                 let bytes = times(block, count);
                 room.free = room.free.saturating_sub(bytes);
                 let node = node.record.id.clone();
-                homes.push(HomeDraft {
-                    first,
-                    count,
-                    shard: ShardId(shard),
-                    node,
-                    bytes,
-                });
+                homes.push(HomeDraft { first, count, shard: ShardId(shard), node, bytes });
                 first += count;
             }
         }
@@ -108,37 +91,19 @@ impl Range<'_> {
         prefill: &Node,
     ) -> Option<(&'n Node, &'o mut Room)> {
         let whole = times(self.block, self.wanted);
-        let index = u32::try_from(self.index)
-            .unwrap_or(u32::MAX)
-            .saturating_add(2);
-        let wishes = [
-            (true, whole),
-            (false, whole),
-            (true, self.block),
-            (false, self.block),
-        ];
+        let index = u32::try_from(self.index).unwrap_or(u32::MAX).saturating_add(2);
+        let wishes = [(true, whole), (false, whole), (true, self.block), (false, self.block)];
         let at = wishes.into_iter().find_map(|(elsewhere, least)| {
             let fits = |(_, (node, room)): &(usize, &(&Node, Room))| {
                 let apart = node.record.host != prefill.record.host;
                 (apart || !elsewhere) && room.free >= least
             };
-            let ranked = open
-                .iter()
-                .enumerate()
-                .filter(fits)
-                .map(|(at, (node, room))| {
-                    (
-                        rank(self.request.session, index, &node.record.id),
-                        room.free,
-                        at,
-                    )
-                });
+            let ranked = open.iter().enumerate().filter(fits).map(|(at, (node, room))| {
+                (rank(self.request.session, index, &node.record.id), room.free, at)
+            });
             let mut ranked: Vec<(u64, ByteCount, usize)> = ranked.collect();
             ranked.sort_unstable();
-            let best = ranked
-                .into_iter()
-                .take(2)
-                .max_by_key(|(_, free, at)| (*free, *at));
+            let best = ranked.into_iter().take(2).max_by_key(|(_, free, at)| (*free, *at));
             best.map(|(_, _, at)| at)
         })?;
         let (node, room) = &mut open[at];

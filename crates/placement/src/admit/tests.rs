@@ -32,11 +32,7 @@ fn record(name: &str, host: &str, class: &str) -> NodeRecord {
         incarnation: Incarnation(1),
         control: format!("{name}:1"),
         bulk: format!("{name}:2"),
-        numerics_class: if role == Role::Memory {
-            String::new()
-        } else {
-            class.into()
-        },
+        numerics_class: if role == Role::Memory { String::new() } else { class.into() },
         model: (role != Role::Memory).then_some(MODEL),
         host: host.parse().unwrap(),
         zone: "zone".parse().unwrap(),
@@ -115,15 +111,9 @@ fn p4_a_prompt_that_no_prefill_device_can_hold_never_fits() {
     });
     let id: NodeId = "prefill-0".parse().unwrap();
     view.reported(&id, Incarnation(1), told, NOW);
-    assert!(
-        view.admit(&request(1, 64, 16), NOW).is_ok(),
-        "a busy device is waited for"
-    );
+    assert!(view.admit(&request(1, 64, 16), NOW).is_ok(), "a busy device is waited for");
     let refused = view.admit(&request(2, 65, 16), NOW).unwrap_err();
-    assert_eq!(
-        (refused.reason, refused.tier),
-        (RefuseReason::NeverFits, Some(Tier::Device))
-    );
+    assert_eq!((refused.reason, refused.tier), (RefuseReason::NeverFits, Some(Tier::Device)));
 }
 
 #[test]
@@ -137,11 +127,7 @@ fn a_plan_names_its_nodes_its_term_and_its_final_length() {
     assert_eq!(plan.decode.bulk, "decode-0:2");
     assert_eq!(plan.homes.len(), 1);
     let home = &plan.homes[0];
-    assert_eq!(
-        (home.first.0, home.count),
-        (0, 2),
-        "two sealed blocks, the tail stays open"
-    );
+    assert_eq!((home.first.0, home.count), (0, 2), "two sealed blocks, the tail stays open");
     assert_eq!(home.nodes[0].node.as_str(), "memory-0");
     assert_eq!(view.admit(&request(10, 40, 24), NOW).unwrap().sequence, 2);
 }
@@ -149,12 +135,7 @@ fn a_plan_names_its_nodes_its_term_and_its_final_length() {
 #[test]
 fn a_prompt_without_a_full_block_needs_no_memory_node() {
     let mut view = cluster("prefill-0 a c1 100/100\n decode-0 b c1 100/100");
-    assert!(
-        view.admit(&request(1, 15, 100), NOW)
-            .unwrap()
-            .homes
-            .is_empty()
-    );
+    assert!(view.admit(&request(1, 15, 100), NOW).unwrap().homes.is_empty());
     let refused = view.admit(&request(1, 16, 100), NOW).unwrap_err();
     assert_eq!(refused.reason, RefuseReason::NoNode);
     assert!(refused.detail.contains("memory"), "{}", refused.detail);
@@ -165,15 +146,8 @@ fn a_prompt_without_a_full_block_needs_no_memory_node() {
 fn case_33_every_tier_is_checked_for_the_final_length_p4() {
     use RefuseReason::{Capacity, NeverFits, NoNode};
     let check = |cluster_text: &str, prompt, max, reason, tier| {
-        let refused = cluster(cluster_text)
-            .admit(&request(1, prompt, max), NOW)
-            .unwrap_err();
-        assert_eq!(
-            (refused.reason, refused.tier),
-            (reason, tier),
-            "{}",
-            refused.detail
-        );
+        let refused = cluster(cluster_text).admit(&request(1, prompt, max), NOW).unwrap_err();
+        assert_eq!((refused.reason, refused.tier), (reason, tier), "{}", refused.detail);
         let again = !matches!(reason, NeverFits | RefuseReason::UnknownModel);
         assert_eq!(refused.retry_after.is_some(), again, "{}", refused.detail);
     };
@@ -190,13 +164,7 @@ fn case_33_every_tier_is_checked_for_the_final_length_p4() {
     let memory_small = ONE_OF_EACH.replace("c -  100/100", "c -  9/9");
     check(&memory_small, 160, 16, NeverFits, Some(Tier::Remote));
     check("", 160, 16, NoNode, None);
-    check(
-        "prefill-0 a c1 9/9\n decode-0 b c2 9/9",
-        16,
-        16,
-        NoNode,
-        None,
-    );
+    check("prefill-0 a c1 9/9\n decode-0 b c2 9/9", 16, 16, NoNode, None);
 }
 
 #[test]
@@ -223,10 +191,7 @@ fn a_plan_stays_within_one_numerics_class_p1() {
         ",
     );
     let plan = view.admit(&request(1, 32, 16), NOW).unwrap();
-    assert_eq!(
-        (plan.prefill.node.as_str(), plan.decode.node.as_str()),
-        ("prefill-0", "decode-0")
-    );
+    assert_eq!((plan.prefill.node.as_str(), plan.decode.node.as_str()), ("prefill-0", "decode-0"));
     let refused = view.admit(&request(2, 32, 16), NOW).unwrap_err();
     assert_eq!(refused.reason, RefuseReason::Capacity);
 }
@@ -255,16 +220,10 @@ fn case_44_a_burst_of_equal_requests_spreads() {
     for (what, counts) in [
         ("decode", counts(&plans, |plan| plan.decode.node.clone())),
         ("prefill", counts(&plans, |plan| plan.prefill.node.clone())),
-        (
-            "memory",
-            counts(&plans, |plan| plan.homes[0].nodes[0].node.clone()),
-        ),
+        ("memory", counts(&plans, |plan| plan.homes[0].nodes[0].node.clone())),
     ] {
         assert_eq!(counts.len(), 8, "{what}: {counts:?}");
-        assert!(
-            counts.values().all(|count| *count <= 2 * mean),
-            "{what}: {counts:?}"
-        );
+        assert!(counts.values().all(|count| *count <= 2 * mean), "{what}: {counts:?}");
     }
 }
 
@@ -278,10 +237,7 @@ fn case_11_an_empty_memory_node_draws_at_most_twice_its_share() {
     }
     let mut view = cluster(&text);
     let plans: Vec<Plan> = (0..400)
-        .map(|n| {
-            view.admit(&request(n * 0x1234_5678_9abc, 32, 16), NOW)
-                .unwrap()
-        })
+        .map(|n| view.admit(&request(n * 0x1234_5678_9abc, 32, 16), NOW).unwrap())
         .collect();
     let counts = counts(&plans, |plan| plan.homes[0].nodes[0].node.clone());
     let most = counts.values().copied().max().unwrap();
@@ -312,23 +268,12 @@ fn a_prefix_goes_where_it_was_computed_unless_that_node_is_busy() {
             );
         }
         for (name, free) in [("decode-0", 10_000), ("memory-0", 10_000)] {
-            view.reported(
-                &name.parse().unwrap(),
-                Incarnation(1),
-                report(name, free, free),
-                later,
-            );
+            view.reported(&name.parse().unwrap(), Incarnation(1), report(name, free, free), later);
         }
-        assert_eq!(
-            view.admit(&long(session), later).unwrap().prefill.node,
-            first
-        );
+        assert_eq!(view.admit(&long(session), later).unwrap().prefill.node, first);
     }
     let later = NOW + Span::from_secs(20);
-    let busy = NodeReport {
-        queued: 50,
-        ..report(first.as_str(), 1_000, 1_000)
-    };
+    let busy = NodeReport { queued: 50, ..report(first.as_str(), 1_000, 1_000) };
     view.reported(&first, Incarnation(1), busy, later);
     assert_ne!(view.admit(&long(99), later).unwrap().prefill.node, first);
 }
@@ -346,22 +291,10 @@ fn copies_go_to_another_host_where_there_is_room_and_to_another_node_otherwise_p
     assert!(plan.homes[0].nodes[0].node.as_str().starts_with("memory-"));
     for session in 0..20 {
         let mut two_hosts = cluster(&format!("{text} memory-2 b - 20/1000"));
-        let plan = two_hosts
-            .admit(&request(session << 77, 320, 16), NOW)
-            .unwrap();
-        assert_eq!(
-            plan.homes[0].nodes[0].node.as_str(),
-            "memory-2",
-            "fits there, 20 blocks"
-        );
-        let plan = two_hosts
-            .admit(&request(session << 77, 320, 16), NOW)
-            .unwrap();
-        assert_ne!(
-            plan.homes[0].nodes[0].node.as_str(),
-            "memory-2",
-            "full there"
-        );
+        let plan = two_hosts.admit(&request(session << 77, 320, 16), NOW).unwrap();
+        assert_eq!(plan.homes[0].nodes[0].node.as_str(), "memory-2", "fits there, 20 blocks");
+        let plan = two_hosts.admit(&request(session << 77, 320, 16), NOW).unwrap();
+        assert_ne!(plan.homes[0].nodes[0].node.as_str(), "memory-2", "full there");
     }
 }
 
@@ -394,11 +327,7 @@ fn a_promise_counts_until_a_report_can_show_it() {
     let soon = NOW + Span::from_millis(10);
     view.reported(&decode, Incarnation(1), report("decode-0", 100, 100), soon);
     let refused = view.admit(&request(2, 16, 16 * 79), soon).unwrap_err();
-    assert_eq!(
-        refused.reason,
-        RefuseReason::Capacity,
-        "that report may be older than the plan"
-    );
+    assert_eq!(refused.reason, RefuseReason::Capacity, "that report may be older than the plan");
     let later = NOW + Span::from_millis(300);
     view.reported(&decode, Incarnation(1), report("decode-0", 100, 100), later);
     view.admit(&request(2, 16, 16 * 79), later).unwrap();
@@ -424,29 +353,19 @@ fn silent_draining_gone_and_restarted_nodes_get_nothing_p3() {
     };
     assert_eq!(refusal(&left), RefuseReason::NoNode);
     let draining = |view: &mut View| {
-        let report = NodeReport {
-            accepting: false,
-            ..report("decode-0", 100, 100)
-        };
+        let report = NodeReport { accepting: false, ..report("decode-0", 100, 100) };
         view.reported(&decode, Incarnation(1), report, NOW);
         NOW
     };
     assert_eq!(refusal(&draining), RefuseReason::NoNode);
     let restarted = |view: &mut View| {
-        let record = NodeRecord {
-            incarnation: Incarnation(2),
-            ..record("decode-0", "b", "c1")
-        };
+        let record = NodeRecord { incarnation: Incarnation(2), ..record("decode-0", "b", "c1") };
         view.joined(record);
         view.reported(&decode, Incarnation(1), report("decode-0", 100, 100), NOW);
         view.gone(&decode, Incarnation(1));
         NOW
     };
-    assert_eq!(
-        refusal(&restarted),
-        RefuseReason::NoNode,
-        "the new start has not reported yet"
-    );
+    assert_eq!(refusal(&restarted), RefuseReason::NoNode, "the new start has not reported yet");
 }
 
 fn any_cluster() -> impl Strategy<Value = String> {
@@ -455,10 +374,7 @@ fn any_cluster() -> impl Strategy<Value = String> {
         let mut text = String::new();
         for (index, (role, host, class, free, more)) in nodes.into_iter().enumerate() {
             let role = ["prefill", "decode", "memory"][role];
-            text += &format!(
-                "{role}-{index} host-{host} c{class} {free}/{}\n",
-                free + more
-            );
+            text += &format!("{role}-{index} host-{host} c{class} {free}/{}\n", free + more);
         }
         text
     })

@@ -7,19 +7,13 @@ use proptest::prelude::*;
 
 fn copy(n: u8, slices: usize) -> Copy<u8> {
     let receipt = BlockReceipt {
-        key: BlockKey {
-            hash: BlockHash([n; 32]),
-            generation: 0,
-        },
+        key: BlockKey { hash: BlockHash([n; 32]), generation: 0 },
         index: BlockIdx(0),
         shard: ShardId(0),
         tokens: 16,
         checksums: vec![SliceChecksum(0); slices].into(),
     };
-    Copy {
-        receipt,
-        slices: vec![n; slices].into(),
-    }
+    Copy { receipt, slices: vec![n; slices].into() }
 }
 
 #[test]

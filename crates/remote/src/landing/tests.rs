@@ -7,10 +7,7 @@ use super::{Landing, NotOpen};
 use crate::{BlockReceipt, SliceRef};
 use ids::{BlockHash, BlockIdx, BlockKey, ShardId, SliceChecksum};
 
-const KEY: BlockKey = BlockKey {
-    hash: BlockHash([1; 32]),
-    generation: 0,
-};
+const KEY: BlockKey = BlockKey { hash: BlockHash([1; 32]), generation: 0 };
 
 fn receipt(slices: u64) -> BlockReceipt {
     BlockReceipt {
@@ -23,10 +20,7 @@ fn receipt(slices: u64) -> BlockReceipt {
 }
 
 fn at(slot: u32) -> SliceRef {
-    SliceRef {
-        slot,
-        generation: 1,
-    }
+    SliceRef { slot, generation: 1 }
 }
 
 /// A landing block of three slots, and a handle that counts the guards alive.
@@ -68,14 +62,9 @@ fn p7_a_slot_belongs_to_one_connection_and_a_refused_write_opens_nothing() {
     let (mut landing, _guard) = three();
     let out = landing.open_write(&[at(1)]).unwrap();
     assert_eq!(landing.open_write(&[at(0), at(1)]), Err(NotOpen(at(1))));
-    let stale = SliceRef {
-        slot: 0,
-        generation: 9,
-    };
+    let stale = SliceRef { slot: 0, generation: 9 };
     assert_eq!(landing.open_write(&[at(2), stale]), Err(NotOpen(stale)));
-    let rest = landing
-        .open_write(&[at(0), at(2)])
-        .expect("the refused ones left these alone");
+    let rest = landing.open_write(&[at(0), at(2)]).expect("the refused ones left these alone");
     drop((out, rest));
 }
 

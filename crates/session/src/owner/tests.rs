@@ -48,14 +48,8 @@ fn request() -> GenerateRequest {
         homes: vec![home],
         final_tokens: 45,
     };
-    let sampling = Sampling {
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        seed: 1,
-        choice: 0,
-    };
+    let sampling =
+        Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 1, choice: 0 };
     GenerateRequest {
         plan,
         prompt: Prompt {
@@ -73,39 +67,19 @@ fn request() -> GenerateRequest {
 }
 
 fn granted() -> Event {
-    let grant = Grant {
-        session: SessionId(1),
-        epoch: Epoch(1),
-        secret: [0; 16],
-    };
-    Event::Reserved(Some(Granted {
-        grant,
-        lease: super::LEASE,
-    }))
+    let grant = Grant { session: SessionId(1), epoch: Epoch(1), secret: [0; 16] };
+    Event::Reserved(Some(Granted { grant, lease: super::LEASE }))
 }
 
 fn sealed(index: u32) -> SealedBlock {
     let receipt = BlockReceipt {
-        key: BlockKey {
-            hash: BlockHash([index as u8 + 1; 32]),
-            generation: 0,
-        },
+        key: BlockKey { hash: BlockHash([index as u8 + 1; 32]), generation: 0 },
         index: BlockIdx(index),
         shard: ShardId(0),
         tokens: 16,
         checksums: vec![SliceChecksum(0); SLICES as usize].into(),
     };
-    SealedBlock {
-        receipt,
-        at: vec![
-            SliceRef {
-                slot: 0,
-                generation: 1
-            };
-            SLICES as usize
-        ]
-        .into(),
-    }
+    SealedBlock { receipt, at: vec![SliceRef { slot: 0, generation: 1 }; SLICES as usize].into() }
 }
 
 /// The three tokens behind the full blocks.
@@ -127,11 +101,7 @@ fn handover() -> Event {
 }
 
 fn resident(index: u32) -> Event {
-    Event::Resident {
-        index: BlockIdx(index),
-        moved: vec![],
-        replica: false,
-    }
+    Event::Resident { index: BlockIdx(index), moved: vec![], replica: false }
 }
 
 fn finished() -> Event {
@@ -156,10 +126,7 @@ fn quiet() -> Vec<Event> {
         handover(),
         resident(1),
         resident(2),
-        Event::Token {
-            token: TokenId(5),
-            logprob: -0.5,
-        },
+        Event::Token { token: TokenId(5), logprob: -0.5 },
         finished(),
     ]
 }
@@ -169,10 +136,7 @@ fn owner() -> Owner {
 }
 
 fn run(owner: &mut Owner, events: impl IntoIterator<Item = Event>) -> Vec<Effect> {
-    events
-        .into_iter()
-        .flat_map(|event| owner.on(event, Moment(1)))
-        .collect()
+    events.into_iter().flat_map(|event| owner.on(event, Moment(1))).collect()
 }
 
 fn holders(effects: &[Effect], release: bool) -> Vec<Holder> {
@@ -202,11 +166,7 @@ fn p4_reservations_are_taken_in_the_one_order_and_for_the_final_length() {
             _ => None,
         })
         .collect();
-    assert_eq!(
-        slices,
-        [12, 12, 18, 18],
-        "2 full blocks, 3 with the tail, 45 tokens in the end"
-    );
+    assert_eq!(slices, [12, 12, 18, 18], "2 full blocks, 3 with the tail, 45 tokens in the end");
     let mut back = holders(&effects, true);
     back.reverse();
     assert_eq!(back, order);
@@ -218,18 +178,11 @@ fn decoding_starts_when_every_block_is_resident_and_not_before() {
     let mut owner = owner();
     let events = quiet();
     let before = run(&mut owner, events[..9].to_vec());
-    assert!(
-        !before
-            .iter()
-            .any(|effect| matches!(effect, Effect::Decode(_)))
-    );
+    assert!(!before.iter().any(|effect| matches!(effect, Effect::Decode(_))));
     let now = owner.on(events[9].clone(), Moment(1));
     assert!(matches!(
         now.as_slice(),
-        [
-            Effect::Emit(StreamItem::Started { cached_tokens: 0 }),
-            Effect::Decode(_)
-        ]
+        [Effect::Emit(StreamItem::Started { cached_tokens: 0 }), Effect::Decode(_)]
     ));
 }
 
@@ -241,34 +194,20 @@ fn p6_case_32_cancelled_in_any_phase_everything_taken_is_given_back() {
         effects.extend(owner.on(Event::Cancelled, Moment(2)));
         let mut back = holders(&effects, true);
         back.reverse();
-        assert_eq!(
-            back,
-            holders(&effects, false),
-            "cancelled before event {cut}"
-        );
+        assert_eq!(back, holders(&effects, false), "cancelled before event {cut}");
         assert_eq!(effects.last(), Some(&Effect::End(Ended::Cancelled)));
-        assert!(
-            run(&mut owner, quiet()).is_empty(),
-            "nothing happens after the end"
-        );
+        assert!(run(&mut owner, quiet()).is_empty(), "nothing happens after the end");
         assert_eq!(owner.wake_at(), None);
     }
 }
 
 #[test]
 fn a_refusal_gives_back_what_was_taken_and_says_whether_to_ask_again() {
-    let full = ReserveRefused::Full {
-        wanted: 18,
-        free: 3,
-    };
-    let never = ReserveRefused::NeverFits {
-        wanted: 18,
-        total: 3,
-    };
-    for (refused, reason, again) in [
-        (full, RefuseReason::Capacity, true),
-        (never, RefuseReason::NeverFits, false),
-    ] {
+    let full = ReserveRefused::Full { wanted: 18, free: 3 };
+    let never = ReserveRefused::NeverFits { wanted: 18, total: 3 };
+    for (refused, reason, again) in
+        [(full, RefuseReason::Capacity, true), (never, RefuseReason::NeverFits, false)]
+    {
         let mut owner = owner();
         run(&mut owner, [Event::Begin, granted(), granted(), granted()]);
         let effects = owner.on(Event::ReserveRefused(refused), Moment(1));
@@ -284,37 +223,24 @@ fn a_refusal_gives_back_what_was_taken_and_says_whether_to_ask_again() {
 fn case_01_a_reservation_of_unknown_outcome_is_released_too() {
     let mut owner = owner();
     run(&mut owner, [Event::Begin]);
-    let effects = owner.on(
-        Event::ReserveUnknown {
-            detail: "deadline".into(),
-        },
-        Moment(1),
-    );
+    let effects = owner.on(Event::ReserveUnknown { detail: "deadline".into() }, Moment(1));
     assert_eq!(holders(&effects, true), [Holder::Home(target("memory-a"))]);
 }
 
 #[test]
 fn p2_blocks_out_of_turn_end_the_session_instead_of_being_used() {
-    for wrong in [
-        vec![sealed(1)],
-        vec![sealed(0), sealed(0)],
-        vec![sealed(0), sealed(1), sealed(2)],
-    ] {
+    for wrong in
+        [vec![sealed(1)], vec![sealed(0), sealed(0)], vec![sealed(0), sealed(1), sealed(2)]]
+    {
         let mut owner = owner();
         run(&mut owner, quiet().into_iter().take(5));
         let effects = owner.on(Event::Sealed(wrong), Moment(1));
-        assert!(
-            matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
-            "{effects:?}"
-        );
+        assert!(matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))), "{effects:?}");
     }
     let mut owner = owner();
     run(&mut owner, quiet().into_iter().take(5));
     let effects = run(&mut owner, [Event::Sealed(vec![sealed(0)]), handover()]);
-    assert!(
-        matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
-        "one is missing"
-    );
+    assert!(matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))), "one is missing");
 }
 
 #[test]
@@ -332,39 +258,24 @@ fn p2_blocks_of_another_prompt_or_shape_are_not_used() {
         let mut owner = owner();
         run(&mut owner, quiet().into_iter().take(5));
         let effects = owner.on(Event::Sealed(vec![wrong]), Moment(1));
-        assert!(
-            matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
-            "{effects:?}"
-        );
+        assert!(matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))), "{effects:?}");
     }
     let mut owner = owner();
     run(&mut owner, quiet().into_iter().take(7));
     let mut short = tail();
     short.receipt.tokens = 2;
-    let Event::Handover(mut handover) = handover() else {
-        panic!("it is one")
-    };
+    let Event::Handover(mut handover) = handover() else { panic!("it is one") };
     handover.tail = Some(short);
     let effects = owner.on(Event::Handover(handover), Moment(1));
-    assert!(
-        matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))),
-        "{effects:?}"
-    );
+    assert!(matches!(effects.last(), Some(Effect::End(Ended::Failed { .. }))), "{effects:?}");
 }
 
 #[test]
 fn a_short_lease_is_extended_in_time() {
     let mut owner = owner();
     run(&mut owner, [Event::Begin]);
-    let grant = Grant {
-        session: SessionId(1),
-        epoch: Epoch(1),
-        secret: [0; 16],
-    };
-    let short = Granted {
-        grant,
-        lease: Span::from_millis(300),
-    };
+    let grant = Grant { session: SessionId(1), epoch: Epoch(1), secret: [0; 16] };
+    let short = Granted { grant, lease: Span::from_millis(300) };
     owner.on(Event::Reserved(Some(short)), Moment(1));
     assert!(owner.wake_at().unwrap() <= Moment(1) + Span::from_millis(200));
 }
@@ -376,9 +287,7 @@ fn leases_are_extended_when_a_third_of_them_is_left() {
     assert!(owner.on(Event::Tick, Moment(1)).is_empty(), "not due");
     let due = owner.wake_at().unwrap();
     let effects = owner.on(Event::Tick, due);
-    let [Effect::Extend(held)] = effects.as_slice() else {
-        panic!("{effects:?}")
-    };
+    let [Effect::Extend(held)] = effects.as_slice() else { panic!("{effects:?}") };
     assert_eq!(held.len(), 3, "the device has no lease");
     assert!(owner.wake_at().unwrap() > due);
 }

@@ -30,12 +30,7 @@ pub(super) struct Pending<'a> {
 
 impl<'a> Pending<'a> {
     pub(super) fn new(at: usize, block: &'a FetchBlock, slots: Vec<SlotMut>) -> Self {
-        Self {
-            at,
-            block,
-            slots,
-            failures: Vec::new(),
-        }
+        Self { at, block, slots, failures: Vec::new() }
     }
 
     fn slice_count(&self) -> usize {
@@ -109,10 +104,7 @@ impl Fetcher {
         let done = attempt.check(arrived).await?;
         // A try that the call's deadline cut short says nothing about the peer.
         let cut = attempt.deadline < own;
-        let bad = attempt
-            .left
-            .iter()
-            .filter_map(|block| block.failures.last());
+        let bad = attempt.left.iter().filter_map(|block| block.failures.last());
         let counts = |cause: Cause| cause.is_of_peer() && !(cut && cause == Cause::Timeout);
         let node = &attempt.source.node;
         if bad.into_iter().any(|failure| counts(failure.cause)) {
@@ -214,11 +206,7 @@ impl<'a> Attempt<'a> {
             };
             let (hit, rest): (Vec<_>, Vec<_>) = placed.into_iter().partition(names);
             // A refusal of none of these slots, or of the whole batch, hits all.
-            let (hit, rest) = if hit.is_empty() {
-                (rest, hit)
-            } else {
-                (hit, rest)
-            };
+            let (hit, rest) = if hit.is_empty() { (rest, hit) } else { (hit, rest) };
             self.fail_all(hit.into_iter().map(|(block, _)| block).collect(), &why);
             placed = rest;
         }

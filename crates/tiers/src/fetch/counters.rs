@@ -45,8 +45,7 @@ impl FetchCounters {
     pub(super) fn note_read(&self, from: Tier, bytes: usize, replica: bool) {
         self.bytes[from as usize].fetch_add(bytes as u64, Ordering::Relaxed);
         self.blocks.fetch_add(1, Ordering::Relaxed);
-        self.replica_reads
-            .fetch_add(u64::from(replica), Ordering::Relaxed);
+        self.replica_reads.fetch_add(u64::from(replica), Ordering::Relaxed);
     }
 
     pub(super) fn note_failure(&self, cause: Cause) {

@@ -28,14 +28,8 @@ pub enum Cause {
 
 impl Cause {
     /// All of them, in the order of the counters.
-    pub const ALL: [Self; 6] = [
-        Self::Refused,
-        Self::Corrupt,
-        Self::Timeout,
-        Self::Unreachable,
-        Self::Missing,
-        Self::Busy,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Refused, Self::Corrupt, Self::Timeout, Self::Unreachable, Self::Missing, Self::Busy];
 
     /// The name used in metrics.
     #[must_use]

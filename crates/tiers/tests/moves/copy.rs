@@ -45,15 +45,9 @@ async fn copied_blocks_can_be_read_back_from_the_home() {
     let to = home.source("m0", Tier::Remote, &grant);
     let copied = copier().copy(&to, &to_copy(&samples)).await.unwrap();
     assert_eq!(copied.confirmed, keys(&samples));
-    assert_eq!(
-        (copied.rejected.len(), copied.bytes),
-        (0, ByteCount(7 * BLOCK_BYTES))
-    );
+    assert_eq!((copied.rejected.len(), copied.bytes), (0, ByteCount(7 * BLOCK_BYTES)));
     let blocks: Vec<FetchBlock> = samples.iter().map(|one| one.to_fetch(None)).collect();
-    let fetched = fetcher(&slab(7), limits())
-        .fetch(&blocks, &[to])
-        .await
-        .unwrap();
+    let fetched = fetcher(&slab(7), limits()).fetch(&blocks, &[to]).await.unwrap();
     for (fetched, sample) in fetched.iter().zip(&samples) {
         sample.assert_is(fetched);
     }
@@ -96,10 +90,7 @@ async fn case_11_a_dead_home_fails_fast_and_confirms_nothing() {
     home.kill_bulk().await;
     let error = copier().copy(&to, &to_copy(&samples)).await.unwrap_err();
     let failure = &error.failure;
-    assert!(
-        matches!(failure, CopyFailure::Write(Failure::Unreachable(_))),
-        "{failure:?}"
-    );
+    assert!(matches!(failure, CopyFailure::Write(Failure::Unreachable(_))), "{failure:?}");
     assert_eq!(error.copied, Copied::default());
     assert!(!home.has(&grant, &samples[0]));
     home.kill_control().await;
@@ -135,14 +126,7 @@ async fn a_block_whose_slices_do_not_match_its_receipt_in_number_is_not_sent() {
     blocks[0].slices = blocks[0].slices[1..].into();
     let to = home.source("m0", Tier::Remote, &grant);
     let error = copier().copy(&to, &blocks).await.unwrap_err();
-    assert!(matches!(
-        error.failure,
-        CopyFailure::Uneven {
-            slices: 5,
-            checksums: 6,
-            ..
-        }
-    ));
+    assert!(matches!(error.failure, CopyFailure::Uneven { slices: 5, checksums: 6, .. }));
     assert_eq!(home.landing(), 0);
 }
 
@@ -195,9 +179,6 @@ async fn case_02_a_write_that_is_refused_half_way_is_an_error_and_nothing_of_it_
     let error = copier.copy(&to, &to_copy(&samples)).await.unwrap_err();
     assert_eq!(error.copied.confirmed, keys(&samples[..2]));
     let failure = &error.failure;
-    assert!(
-        matches!(failure, CopyFailure::Write(Failure::Refused(_))),
-        "{failure:?}"
-    );
+    assert!(matches!(failure, CopyFailure::Write(Failure::Refused(_))), "{failure:?}");
     assert_eq!((home.landing(), home.kept()), (0, 2));
 }

@@ -51,13 +51,7 @@ impl Pair {
             at.push(first.keep(&grants[0], sample, flip_first));
             second.keep(&grants[1], sample, flip_second);
         }
-        Self {
-            samples,
-            first,
-            second,
-            grants,
-            at,
-        }
+        Self { samples, first, second, grants, at }
     }
 
     pub(crate) fn sources(&self) -> Vec<Source> {
@@ -82,10 +76,9 @@ impl Pair {
 
 fn causes(error: &FetchError) -> Vec<(&str, Cause)> {
     match error {
-        FetchError::Unreadable { failures, .. } => failures
-            .iter()
-            .map(|failure| (failure.node.as_str(), failure.cause))
-            .collect(),
+        FetchError::Unreadable { failures, .. } => {
+            failures.iter().map(|failure| (failure.node.as_str(), failure.cause)).collect()
+        }
         other => panic!("{other}"),
     }
 }
@@ -99,10 +92,7 @@ async fn blocks_come_from_the_first_source_in_the_order_asked() {
     let pair = Pair::with(10).await;
     let landing = slab(10);
     let fetcher = fetcher(&landing, limits());
-    let fetched = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap();
+    let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
     pair.assert_all(&fetched);
     assert!(fetched.iter().all(|block| !block.replica));
     let bytes = (10 * SLICES * SLICE_BYTES) as u64;
@@ -127,10 +117,7 @@ async fn p2_one_flipped_bit_in_the_first_source_is_read_from_the_replica() {
     let flip = |n: usize| [(n == 2).then_some(SLICES - 1), None];
     let pair = Pair::damaged(4, flip).await;
     let fetcher = fetcher(&slab(4), limits());
-    let fetched = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap();
+    let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
     pair.assert_all(&fetched);
     let replicas: Vec<bool> = fetched.iter().map(|block| block.replica).collect();
     assert_eq!(replicas, [false, false, true, false]);
@@ -145,10 +132,7 @@ async fn p2_one_flipped_bit_in_the_first_source_is_read_from_the_replica() {
 async fn p2_one_flipped_bit_in_a_large_batch_is_found_too() {
     let pair = Pair::damaged(90, |n| [(n == 50).then_some(1), None]).await;
     let fetcher = fetcher(&slab(90), FetchLimits::default());
-    let fetched = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap();
+    let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
     pair.assert_all(&fetched);
     let counters = fetcher.counters();
     assert_eq!(counters.failures(Cause::Corrupt), 1);
@@ -160,10 +144,7 @@ async fn case_15_every_copy_damaged_is_an_error_and_never_an_answer() {
     let pair = Pair::damaged(3, |n| [(n == 1).then_some(0); 2]).await;
     let landing = slab(3);
     let fetcher = fetcher(&landing, limits());
-    let error = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap_err();
+    let error = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap_err();
     let expected = [("p0", Cause::Corrupt), ("m0", Cause::Corrupt)];
     assert_eq!(causes(&error), expected);
     assert!(error.to_string().starts_with("block 1 "), "{error}");
@@ -177,10 +158,7 @@ async fn case_10_a_dead_first_source_is_left_and_then_asked_last() {
     let landing = slab(12);
     let fetcher = fetcher(&landing, limits());
     for _ in 0..2 {
-        let fetched = fetcher
-            .fetch(&pair.blocks(), &pair.sources())
-            .await
-            .unwrap();
+        let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
         pair.assert_all(&fetched);
         assert!(fetched.iter().all(|block| block.replica));
         // All three batches of the first call began before it was known; none of the second did.
@@ -208,15 +186,9 @@ async fn case_10_the_last_copy_is_read_though_its_node_is_quarantined() {
 async fn case_02_a_frozen_first_source_is_left_after_its_deadline() {
     let pair = Pair::with(4).await;
     pair.first.freeze();
-    let short = FetchLimits {
-        batch_wait_max: Span::from_secs(1),
-        ..limits()
-    };
+    let short = FetchLimits { batch_wait_max: Span::from_secs(1), ..limits() };
     let fetcher = fetcher(&slab(4), short);
-    let fetched = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap();
+    let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
     pair.assert_all(&fetched);
     assert!(fetched.iter().all(|block| block.replica));
     assert_eq!(fetcher.counters().failures(Cause::Timeout), 4);
@@ -257,10 +229,7 @@ async fn case_13_bad_references_and_grants_never_give_other_bytes() {
         let block = pair.samples[0].to_fetch(Some(at.into()));
         let landing = slab(2);
         let fetcher = fetcher(&landing, limits());
-        let fetched = fetcher
-            .fetch(std::slice::from_ref(&block), &sources)
-            .await
-            .unwrap();
+        let fetched = fetcher.fetch(std::slice::from_ref(&block), &sources).await.unwrap();
         pair.samples[0].assert_is(&fetched[0]);
         assert!(fetched[0].replica, "{what}");
         assert_eq!(fetcher.counters().failures(cause), 1, "{what}");
@@ -276,23 +245,14 @@ async fn case_13_a_released_session_reads_nothing_from_its_former_references() {
     let pair = Pair::with(3).await;
     pair.first.release();
     let fetcher = fetcher(&slab(3), limits());
-    let fetched = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap();
+    let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
     pair.assert_all(&fetched);
     assert_eq!(fetcher.counters().failures(Cause::Refused), 3);
     // The slab has room for one answer.
     drop(fetched);
     pair.second.release();
-    let error = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap_err();
-    assert_eq!(
-        causes(&error),
-        [("p0", Cause::Refused), ("m0", Cause::Refused)]
-    );
+    let error = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap_err();
+    assert_eq!(causes(&error), [("p0", Cause::Refused), ("m0", Cause::Refused)]);
 }
 
 /// The first source lost block 1, the second never had block 2; together they have all.
@@ -308,18 +268,9 @@ async fn case_29_a_lost_block_takes_no_other_block_of_its_batch_with_it() {
     for n in [0, 1, 3] {
         second.keep(&grants[1], &samples[n], None);
     }
-    let pair = Pair {
-        samples,
-        first,
-        second,
-        grants,
-        at,
-    };
+    let pair = Pair { samples, first, second, grants, at };
     let fetcher = fetcher(&slab(4), limits());
-    let fetched = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap();
+    let fetched = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap();
     pair.assert_all(&fetched);
     let replicas: Vec<bool> = fetched.iter().map(|block| block.replica).collect();
     assert_eq!(replicas, [false, true, false, false]);
@@ -331,10 +282,7 @@ async fn case_29_a_block_that_no_source_keeps_is_missing() {
     let absent = crate::samples::sample(9).to_fetch(None);
     let fetcher = fetcher(&slab(1), limits());
     let error = fetcher.fetch(&[absent], &pair.sources()).await.unwrap_err();
-    assert_eq!(
-        causes(&error),
-        [("p0", Cause::Missing), ("m0", Cause::Missing)]
-    );
+    assert_eq!(causes(&error), [("p0", Cause::Missing), ("m0", Cause::Missing)]);
 }
 
 #[tokio::test]
@@ -343,10 +291,7 @@ async fn a_dead_control_plane_of_the_replica_is_named() {
     pair.first.kill_bulk().await;
     pair.second.kill_control().await;
     let fetcher = fetcher(&slab(1), limits());
-    let error = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap_err();
+    let error = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap_err();
     let expected = [("p0", Cause::Unreachable), ("m0", Cause::Unreachable)];
     assert_eq!(causes(&error), expected);
 }
@@ -357,17 +302,11 @@ async fn senseless_requests_are_refused_with_the_reason() {
     let fetcher = fetcher(&slab(2), limits());
     assert!(fetcher.fetch(&[], &[]).await.unwrap().is_empty());
     let error = fetcher.fetch(&pair.blocks(), &[]).await.unwrap_err();
-    assert!(
-        matches!(error, FetchError::NoSources { blocks: 2 }),
-        "{error}"
-    );
+    assert!(matches!(error, FetchError::NoSources { blocks: 2 }), "{error}");
     let mut blocks = pair.blocks();
     blocks[1].receipt.checksums = Arc::new([]);
     let error = fetcher.fetch(&blocks, &pair.sources()).await.unwrap_err();
-    assert!(
-        matches!(error, FetchError::NoSlices { index } if index.0 == 1),
-        "{error}"
-    );
+    assert!(matches!(error, FetchError::NoSlices { index } if index.0 == 1), "{error}");
     let mut blocks = pair.blocks();
     blocks[0].at = Some(Arc::new([]));
     let fetched = fetcher.fetch(&blocks, &pair.sources()).await.unwrap();

@@ -71,9 +71,8 @@ impl Home {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap().to_string();
         let service = proto::server::memory_node(Control(Arc::clone(&shelf)));
-        let serving = tonic::transport::Server::builder()
-            .add_service(service)
-            .serve_with_incoming_shutdown(
+        let serving =
+            tonic::transport::Server::builder().add_service(service).serve_with_incoming_shutdown(
                 TcpListenerStream::new(listener),
                 control_stop.clone().cancelled_owned(),
             );
@@ -224,18 +223,11 @@ impl Gate for Shelf {
 }
 
 fn grant(auth: &Credential) -> Grant {
-    Grant {
-        session: auth.session,
-        epoch: auth.epoch,
-        secret: auth.secret,
-    }
+    Grant { session: auth.session, epoch: auth.epoch, secret: auth.secret }
 }
 
 fn places(refs: &[SlotRef]) -> Vec<SliceRef> {
-    let place = |at: &SlotRef| SliceRef {
-        slot: at.slot,
-        generation: at.generation,
-    };
+    let place = |at: &SlotRef| SliceRef { slot: at.slot, generation: at.generation };
     refs.iter().map(place).collect()
 }
 
@@ -275,9 +267,7 @@ impl v1::memory_node_server::MemoryNode for Control {
     ) -> Result<Response<v1::CommitResponse>, Status> {
         let storage::Commit { grant, keys } = request.into_inner().try_into()?;
         let committed = self.0.keeper.lock().commit(&grant, &keys);
-        Ok(Response::new(
-            committed.map_err(|why| status(why.into()))?.into(),
-        ))
+        Ok(Response::new(committed.map_err(|why| status(why.into()))?.into()))
     }
 
     async fn locate(
@@ -286,8 +276,6 @@ impl v1::memory_node_server::MemoryNode for Control {
     ) -> Result<Response<v1::LocateResponse>, Status> {
         let storage::Locate { grant, keys } = request.into_inner().try_into()?;
         let located = self.0.keeper.lock().locate(&grant, &keys);
-        Ok(Response::new(
-            located.map_err(|why| status(why.into()))?.into(),
-        ))
+        Ok(Response::new(located.map_err(|why| status(why.into()))?.into()))
     }
 }

@@ -60,15 +60,8 @@ fn address(index: u32, generation: u32) -> SliceRef {
 
 impl Keeper {
     pub(crate) fn new(slab: Slab) -> Self {
-        let limits = LeaseLimits {
-            sessions_max: 1,
-            lease_max: Span::from_secs(60),
-        };
-        Self {
-            slab,
-            leases: Leases::new(limits),
-            copies: Copies::default(),
-        }
+        let limits = LeaseLimits { sessions_max: 1, lease_max: Span::from_secs(60) };
+        Self { slab, leases: Leases::new(limits), copies: Copies::default() }
     }
 
     pub(crate) fn grant(&mut self, blocks: usize) -> Grant {
@@ -79,10 +72,7 @@ impl Keeper {
             slices: (blocks * SLICES) as u32,
             lease: Span::from_secs(30),
         };
-        let held = Held {
-            left: blocks * SLICES,
-            ..Held::default()
-        };
+        let held = Held { left: blocks * SLICES, ..Held::default() };
         let granted = self.leases.grant(&request, [9; 16], NOW, || Ok(held));
         granted.unwrap().grant
     }
@@ -125,9 +115,7 @@ impl Keeper {
                 answer.found.push(LocatedBlock {
                     key: *key,
                     shard,
-                    slices: places
-                        .map(|slot| address(slot.index(), slot.generation()))
-                        .collect(),
+                    slices: places.map(|slot| address(slot.index(), slot.generation())).collect(),
                 });
             }
         }
@@ -157,10 +145,7 @@ impl Keeper {
         let is_here = |one: &BlockReceipt| self.copies.get((one.key, one.shard)).is_some();
         let (here, fresh): (Vec<_>, Vec<_>) = receipts.into_iter().partition(is_here);
         let wanted: usize = fresh.iter().map(|one| one.checksums.len()).sum();
-        held.left = held
-            .left
-            .checked_sub(wanted)
-            .ok_or(PlaceRefused::OverReservation)?;
+        held.left = held.left.checked_sub(wanted).ok_or(PlaceRefused::OverReservation)?;
         let mut place = Vec::new();
         for receipt in fresh {
             let slots = self.slab.try_alloc_many(receipt.checksums.len() as u32);

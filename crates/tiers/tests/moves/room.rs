@@ -14,10 +14,7 @@ async fn p4_a_request_larger_than_the_slab_gets_through_piece_by_piece() {
     let pair = Pair::with(40).await;
     let landing = slab(3);
     let fetcher = fetcher(&landing, limits());
-    let error = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap_err();
+    let error = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap_err();
     let (all, room) = (40 * SLICES, 3 * SLICES as u32);
     assert!(
         matches!(error, FetchError::NeverFits { wanted, total } if wanted == all && total == room),
@@ -29,10 +26,7 @@ async fn p4_a_request_larger_than_the_slab_gets_through_piece_by_piece() {
         pair.samples[n].assert_is(&block);
         assert!(!std::mem::replace(&mut seen[n], true), "delivered once");
     };
-    fetcher
-        .fetch_each(&pair.blocks(), &pair.sources(), deliver)
-        .await
-        .unwrap();
+    fetcher.fetch_each(&pair.blocks(), &pair.sources(), deliver).await.unwrap();
     assert!(seen.iter().all(|seen| *seen));
     assert_eq!(landing.occupancy().free, room);
 }
@@ -56,20 +50,11 @@ async fn p4_a_slab_that_stays_full_is_an_error_by_name() {
     let pair = Pair::with(2).await;
     let landing = slab(2);
     let held = landing.try_alloc_many(SLICES as u32).unwrap();
-    let short = FetchLimits {
-        call_wait_max: Span::from_millis(20),
-        ..limits()
-    };
+    let short = FetchLimits { call_wait_max: Span::from_millis(20), ..limits() };
     let fetcher = fetcher(&landing, short);
-    let error = fetcher
-        .fetch(&pair.blocks(), &pair.sources())
-        .await
-        .unwrap_err();
+    let error = fetcher.fetch(&pair.blocks(), &pair.sources()).await.unwrap_err();
     let free_then = SLICES as u32;
-    assert!(
-        matches!(error, FetchError::NoRoom { free, .. } if free == free_then),
-        "{error}"
-    );
+    assert!(matches!(error, FetchError::NoRoom { free, .. } if free == free_then), "{error}");
     drop(held);
     assert_eq!(landing.occupancy().free, landing.occupancy().total);
 }
@@ -85,10 +70,7 @@ async fn p6_a_dropped_call_frees_its_landing_slots_and_lets_the_next_one_in() {
         let reading = Box::pin(fetcher.fetch(&blocks, &sources));
         let stuck = Box::pin(pair.first.stuck());
         let first = select(reading, stuck).await;
-        assert!(
-            matches!(first, futures::future::Either::Right(_)),
-            "it is stuck"
-        );
+        assert!(matches!(first, futures::future::Either::Right(_)), "it is stuck");
         assert_eq!(landing.occupancy().free, 0);
         drop(first);
     }

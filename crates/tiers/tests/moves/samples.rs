@@ -33,10 +33,7 @@ pub(crate) fn sample(n: usize) -> Sample {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&(n as u64).to_be_bytes());
     let receipt = BlockReceipt {
-        key: BlockKey {
-            hash: BlockHash(hash),
-            generation: 0,
-        },
+        key: BlockKey { hash: BlockHash(hash), generation: 0 },
         index: BlockIdx(n as u32),
         shard: ShardId(0),
         tokens: 16,
@@ -63,10 +60,7 @@ impl Sample {
     }
 
     pub(crate) fn to_fetch(&self, at: Option<Arc<[SliceRef]>>) -> FetchBlock {
-        FetchBlock {
-            receipt: self.receipt.clone(),
-            at,
-        }
+        FetchBlock { receipt: self.receipt.clone(), at }
     }
 
     pub(crate) fn assert_is(&self, fetched: &FetchedBlock) {

@@ -10,12 +10,7 @@ fn namespace() -> BlockNamespace<'static> {
     BlockNamespace {
         model: ModelDigest([7; 32]),
         numerics_class: "host-1",
-        layout: KvLayout {
-            dtype: KvDtype::F16,
-            head_dim: 64,
-            layers: 30,
-            kv_heads: 3,
-        },
+        layout: KvLayout { dtype: KvDtype::F16, head_dim: 64, layers: 30, kv_heads: 3 },
         tenant_salt: b"",
         computed: HowComputed::Dense,
     }
@@ -56,42 +51,13 @@ fn p2_every_field_of_the_namespace_separates() {
     let sparse = |byte| HowComputed::Sparse(PolicyDigest([byte; 16]));
     let roots = [
         base.root(),
-        BlockNamespace {
-            model: ModelDigest([8; 32]),
-            ..base.clone()
-        }
-        .root(),
-        BlockNamespace {
-            numerics_class: "host-2",
-            ..base.clone()
-        }
-        .root(),
-        BlockNamespace {
-            numerics_class: "",
-            tenant_salt: b"host-1",
-            ..base.clone()
-        }
-        .root(),
-        BlockNamespace {
-            tenant_salt: b"host-1",
-            ..base.clone()
-        }
-        .root(),
-        BlockNamespace {
-            tenant_salt: b"\0",
-            ..base.clone()
-        }
-        .root(),
-        BlockNamespace {
-            computed: sparse(0),
-            ..base.clone()
-        }
-        .root(),
-        BlockNamespace {
-            computed: sparse(1),
-            ..base.clone()
-        }
-        .root(),
+        BlockNamespace { model: ModelDigest([8; 32]), ..base.clone() }.root(),
+        BlockNamespace { numerics_class: "host-2", ..base.clone() }.root(),
+        BlockNamespace { numerics_class: "", tenant_salt: b"host-1", ..base.clone() }.root(),
+        BlockNamespace { tenant_salt: b"host-1", ..base.clone() }.root(),
+        BlockNamespace { tenant_salt: b"\0", ..base.clone() }.root(),
+        BlockNamespace { computed: sparse(0), ..base.clone() }.root(),
+        BlockNamespace { computed: sparse(1), ..base.clone() }.root(),
         layout(|l| l.head_dim = 128),
         layout(|l| l.layers = 3),
         layout(|l| l.kv_heads = 30),
@@ -119,10 +85,7 @@ fn a_block_is_named_by_its_whole_prefix() {
 fn growing_token_by_token_gives_the_same_names() {
     let all = BlockHashes::of(&namespace(), &tokens(50));
     let mut chain = BlockChain::new(namespace().root());
-    let grown: Vec<BlockHash> = tokens(50)
-        .into_iter()
-        .filter_map(|t| chain.push(t))
-        .collect();
+    let grown: Vec<BlockHash> = tokens(50).into_iter().filter_map(|t| chain.push(t)).collect();
     assert_eq!(grown, all);
     assert_eq!(Some(&chain.head()), all.last());
     let resumed = BlockHashes::from_root(all[0], &tokens(50)[16..]);

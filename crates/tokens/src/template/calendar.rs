@@ -18,15 +18,8 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Year, month (1 to 12) and day (1 to 31) of a day counted from 1970-01-01.
 ///
@@ -40,11 +33,7 @@ fn civil(days: i64) -> (i64, usize, i64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     let month = usize::try_from(month).expect("months are 1 to 12");
     (year, month, day)
@@ -56,17 +45,12 @@ const RANGE: std::ops::RangeInclusive<i64> = -62_167_219_200..=253_402_300_799;
 pub(super) fn strftime(format: &str, unix_s: i64) -> Result<String, Error> {
     let refused = |text: String| Error::new(ErrorKind::InvalidOperation, text);
     if !RANGE.contains(&unix_s) {
-        return Err(refused(format!(
-            "the time {unix_s} is outside of the years 0 to 9999"
-        )));
+        return Err(refused(format!("the time {unix_s} is outside of the years 0 to 9999")));
     }
     let (days, second_of_day) = (unix_s.div_euclid(86_400), unix_s.rem_euclid(86_400));
     let (year, month, day) = civil(days);
-    let (hour, minute, second) = (
-        second_of_day / 3600,
-        second_of_day / 60 % 60,
-        second_of_day % 60,
-    );
+    let (hour, minute, second) =
+        (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
     let month_name = MONTHS[month - 1];
     let weekday = usize::try_from((days + 4).rem_euclid(7)).expect("days are 0 to 6");
     let day_name = DAYS[weekday];
@@ -108,22 +92,10 @@ mod tests {
         let all = "%Y %y %m %d %B %b %A %a %H:%M:%S %F %T %%";
         // From Python: datetime.fromtimestamp(t, timezone.utc).strftime(all).
         let cases = [
-            (
-                0,
-                "1970 70 01 01 January Jan Thursday Thu 00:00:00 1970-01-01 00:00:00 %",
-            ),
-            (
-                951_782_399,
-                "2000 00 02 28 February Feb Monday Mon 23:59:59 2000-02-28 23:59:59 %",
-            ),
-            (
-                951_782_400,
-                "2000 00 02 29 February Feb Tuesday Tue 00:00:00 2000-02-29 00:00:00 %",
-            ),
-            (
-                1_796_054_461,
-                "2026 26 11 30 November Nov Monday Mon 16:01:01 2026-11-30 16:01:01 %",
-            ),
+            (0, "1970 70 01 01 January Jan Thursday Thu 00:00:00 1970-01-01 00:00:00 %"),
+            (951_782_399, "2000 00 02 28 February Feb Monday Mon 23:59:59 2000-02-28 23:59:59 %"),
+            (951_782_400, "2000 00 02 29 February Feb Tuesday Tue 00:00:00 2000-02-29 00:00:00 %"),
+            (1_796_054_461, "2026 26 11 30 November Nov Monday Mon 16:01:01 2026-11-30 16:01:01 %"),
         ];
         for (time, expected) in cases {
             assert_eq!(strftime(all, time).unwrap(), expected);

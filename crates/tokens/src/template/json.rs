@@ -6,12 +6,8 @@ use minijinja::value::{Kwargs, Value};
 use minijinja::{Error, filters};
 
 /// What the engine escapes beyond JSON, so that the text is safe inside HTML.
-const ESCAPES: [(&str, char); 4] = [
-    ("\\u003c", '<'),
-    ("\\u003e", '>'),
-    ("\\u0026", '&'),
-    ("\\u0027", '\''),
-];
+const ESCAPES: [(&str, char); 4] =
+    [("\\u003c", '<'), ("\\u003e", '>'), ("\\u0026", '&'), ("\\u0027", '\'')];
 
 pub(super) fn tojson(value: &Value, indent: Option<Value>, args: Kwargs) -> Result<Value, Error> {
     let json = filters::tojson(value, indent, args)?;

@@ -2,10 +2,7 @@
 
 use super::{ChatTemplate, GenerationPrompt, Message, RenderError, RenderLimits};
 
-const SMALL: RenderLimits = RenderLimits {
-    fuel: 2_000,
-    output_bytes_max: 100,
-};
+const SMALL: RenderLimits = RenderLimits { fuel: 2_000, output_bytes_max: 100 };
 
 fn parse(source: &str) -> ChatTemplate {
     ChatTemplate::parse(source, "<s>", "</s>", RenderLimits::default()).unwrap()
@@ -35,14 +32,8 @@ fn constructs_of_published_templates_render_as_in_jinja2() {
         "{{ bos_token }}{{ messages[0]['role'] }}{{ messages[1].content.strip() }}",
         "<s>systemhi <&'>",
     );
-    check(
-        "{% for m in messages[1:] %}{{ loop.index0 }}{{ m.role }}{% endfor %}",
-        "0user",
-    );
-    check(
-        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}.{% endfor %}",
-        ".",
-    );
+    check("{% for m in messages[1:] %}{{ loop.index0 }}{{ m.role }}{% endfor %}", "0user");
+    check("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}.{% endfor %}", ".");
     check("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb");
     check(
         "{{ messages | length }}{{ 'role' in messages[0] }}{{ none }}{{ tools is none }}",
@@ -51,29 +42,20 @@ fn constructs_of_published_templates_render_as_in_jinja2() {
     check("{{ messages[1].content | tojson }}", "\" hi <&'> \"");
     check("{{ '\\\\u003c<' | tojson }}", "\"\\\\u003c<\"");
     check("{{ {'a': [1, true]} | tojson }}", "{\"a\": [1, true]}");
-    check(
-        "{{ messages[0] | tojson }}",
-        "{\"role\": \"system\", \"content\": \"be brief\"}",
-    );
+    check("{{ messages[0] | tojson }}", "{\"role\": \"system\", \"content\": \"be brief\"}");
     check("{{ strftime_now('%d %b %Y') }}", "30 Nov 2026");
     check(
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}\
          {{ ns.n }}",
         "2",
     );
-    check(
-        "{{ messages[0].content.split(' ')[-1] }}{{ 'x'.upper() }}",
-        "briefX",
-    );
+    check("{{ messages[0].content.split(' ')[-1] }}{{ 'x'.upper() }}", "briefX");
     check(
         "{{ messages[0].tool_calls is defined }}{{ messages[0].get('name', 'anon') }}",
         "Falseanon",
     );
     check("{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f('a') }}", "[a]");
-    check(
-        "{{ messages[-1]['role'] == 'user' and add_generation_prompt }}",
-        "True",
-    );
+    check("{{ messages[-1]['role'] == 'user' and add_generation_prompt }}", "True");
 }
 
 #[test]
@@ -90,22 +72,10 @@ fn a_refusal_names_the_message_that_the_template_was_looking_at() {
 #[test]
 fn a_failing_template_is_told_apart_from_a_refusal() {
     let error = render("{{ messages[0].role }}{{ 1 + messages }}", &[("user", "")]).unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            RenderError::Template {
-                message: Some(0),
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(&error, RenderError::Template { message: Some(0), .. }), "{error}");
     let bad = ChatTemplate::parse("a\n{% if %}", "", "", RenderLimits::default());
     let text = bad.unwrap_err().to_string();
-    assert!(
-        text.starts_with("tokenizer.chat_template line 2: "),
-        "{text}"
-    );
+    assert!(text.starts_with("tokenizer.chat_template line 2: "), "{text}");
 }
 
 /// P4: a template cannot take unbounded time or memory, whatever the dialogue.
@@ -114,9 +84,7 @@ fn p4_rendering_is_bounded() {
     let small = |source: &str, content: &str| {
         let template = ChatTemplate::parse(source, "", "", SMALL).unwrap();
         let turns = dialogue(&[("user", content)]);
-        template
-            .render(&turns, GenerationPrompt::Omit, 0)
-            .unwrap_err()
+        template.render(&turns, GenerationPrompt::Omit, 0).unwrap_err()
     };
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
     assert_eq!(small(endless, ""), RenderError::OutOfFuel { fuel: 2_000 });
@@ -124,8 +92,5 @@ fn p4_rendering_is_bounded() {
                     {% set ns.x = ns.x + ns.x %}{% endfor %}";
     assert_eq!(small(doubling, ""), RenderError::OutOfFuel { fuel: 2_000 });
     let long = "x".repeat(101);
-    assert_eq!(
-        small("{{ messages[0].content }}", &long),
-        RenderError::TooLong { max: 100 }
-    );
+    assert_eq!(small("{{ messages[0].content }}", &long), RenderError::TooLong { max: 100 });
 }

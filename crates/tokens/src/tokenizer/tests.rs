@@ -9,9 +9,7 @@ use crate::stream::ControlTokens;
 
 /// The alphabet's character of a byte.
 fn letter(byte: u8) -> char {
-    let found = (0..0x200)
-        .filter_map(char::from_u32)
-        .find(|c| byte_of(*c) == Some(byte));
+    let found = (0..0x200).filter_map(char::from_u32).find(|c| byte_of(*c) == Some(byte));
     found.unwrap()
 }
 
@@ -26,9 +24,7 @@ fn arrays() -> TokenizerArrays {
         model: "gpt2".into(),
         pre: "smollm".into(),
         tokens,
-        merges: ["h e", "l l", "he ll", "hell o", "Ġ w"]
-            .map(str::to_owned)
-            .into(),
+        merges: ["h e", "l l", "he ll", "hell o", "Ġ w"].map(str::to_owned).into(),
         token_types,
         bos: Some(262),
         eos: Some(261),
@@ -58,9 +54,7 @@ fn merges_apply_by_rank_and_digits_stand_alone() {
 #[test]
 fn control_tokens_are_parsed_only_when_asked_and_user_tokens_always() {
     let t = tokenizer();
-    let parsed = t
-        .encode("<|start|>hello<|end|>keep", SpecialTokens::Parse)
-        .unwrap();
+    let parsed = t.encode("<|start|>hello<|end|>keep", SpecialTokens::Parse).unwrap();
     assert_eq!(parsed, ids(&[262, 259, 261, 263]));
     let text = t.encode("<|end|>keep", SpecialTokens::AsText).unwrap();
     let bytes = b"<|end|>".map(u32::from);
@@ -75,10 +69,7 @@ fn decoding_skips_or_shows_control_tokens() {
     assert_eq!(t.decode(&tokens, ControlTokens::Skip), "helloékeep");
     let shown = t.decode(&tokens, ControlTokens::Show);
     assert_eq!(shown, "<|start|>hello\u{fffd}<|end|>\u{fffd}keep");
-    assert_eq!(
-        t.decode(&ids(&[259, 9999]), ControlTokens::Skip),
-        "hello\u{fffd}"
-    );
+    assert_eq!(t.decode(&ids(&[259, 9999]), ControlTokens::Skip), "hello\u{fffd}");
     assert_eq!(t.end_tokens(), ids(&[261]));
     assert_eq!(t.token_text(TokenId(262)).unwrap(), "<|start|>");
 }
@@ -102,59 +93,29 @@ fn bad_arrays_are_refused_by_name() {
         let error = Tokenizer::from_gguf_arrays(bad).unwrap_err().to_string();
         assert!(error.contains(expected), "{error} has no {expected:?}");
     };
-    check(
-        |a| a.model = "llama".into(),
-        "tokenizer.ggml.model \"llama\" is not supported",
-    );
-    check(
-        |a| a.pre = "tekken".into(),
-        "these are: smollm, qwen2, llama-bpe",
-    );
+    check(|a| a.model = "llama".into(), "tokenizer.ggml.model \"llama\" is not supported");
+    check(|a| a.pre = "tekken".into(), "these are: smollm, qwen2, llama-bpe");
     check(|a| a.tokens.clear(), "has 0 entries");
     check(|a| a.token_types.truncate(3), "3 entries for 264 tokens");
     check(|a| a.token_types[5] = 9, "token_type 5 is 9");
     check(|a| a.tokens[7] = a.tokens[6].clone(), "occurs before");
-    check(
-        |a| a.tokens[261].clear(),
-        "261 is a special token without text",
-    );
+    check(|a| a.tokens[261].clear(), "261 is a special token without text");
     check(|a| a.tokens[256] = "ń".into(), "no byte-level text");
-    check(
-        |a| a.merges[0] = "he".into(),
-        "merges 0 is \"he\": expected two tokens",
-    );
+    check(|a| a.merges[0] = "he".into(), "merges 0 is \"he\": expected two tokens");
     check(|a| a.merges[0] = "hx e".into(), "one side is no token");
-    check(
-        |a| a.merges[0] = "hello hello".into(),
-        "the result is no token",
-    );
-    check(
-        |a| a.bos = Some(264),
-        "bos_token_id is 264, but there are 264 tokens",
-    );
-    check(
-        |a| (a.add_bos, a.bos) = (true, None),
-        "bos_token_id is missing",
-    );
+    check(|a| a.merges[0] = "hello hello".into(), "the result is no token");
+    check(|a| a.bos = Some(264), "bos_token_id is 264, but there are 264 tokens");
+    check(|a| (a.add_bos, a.bos) = (true, None), "bos_token_id is missing");
     let mut duplicate = arrays();
     duplicate.eos = Some(u32::MAX);
     let error = Tokenizer::from_gguf_arrays(duplicate).unwrap_err();
-    assert!(matches!(
-        error,
-        BuildError::SpecialId {
-            field: "eos_token_id",
-            ..
-        }
-    ));
+    assert!(matches!(error, BuildError::SpecialId { field: "eos_token_id", .. }));
 }
 
 #[test]
 fn every_known_pre_tokenizer_builds_and_round_trips() {
     for pre in ["smollm", "qwen2", "llama-bpe"] {
-        let t = Tokenizer::from_gguf_arrays(TokenizerArrays {
-            pre: pre.into(),
-            ..arrays()
-        });
+        let t = Tokenizer::from_gguf_arrays(TokenizerArrays { pre: pre.into(), ..arrays() });
         let t = t.unwrap();
         let text = "hello  world 1234\r\n\n\tit's 삼겹살 👨‍👩‍👧 “x”   ";
         let tokens = t.encode(text, SpecialTokens::AsText).unwrap();
@@ -184,10 +145,7 @@ fn streaming_never_cuts_a_character_and_equals_one_shot_decoding() {
             let mut stream = t.stream_decoder(ControlTokens::Skip);
             let deltas: Vec<String> = tokens[..cut].iter().map(|id| stream.push(*id)).collect();
             let whole = deltas.concat();
-            assert!(
-                text.starts_with(&whole),
-                "{whole:?} is no start of {text:?}"
-            );
+            assert!(text.starts_with(&whole), "{whole:?} is no start of {text:?}");
             let truncated = !text.is_char_boundary(cut);
             let last = stream.finish();
             assert_eq!(last, if truncated { "\u{fffd}" } else { "" });

@@ -53,10 +53,7 @@ impl Mapping {
 
     fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         let end = offset.checked_add(bytes);
-        assert!(
-            end.is_some_and(|end| end <= self.bytes),
-            "slots lie inside the slab"
-        );
+        assert!(end.is_some_and(|end| end <= self.bytes), "slots lie inside the slab");
         // SAFETY: the assertion keeps the result inside the mapping, which is one allocation.
         unsafe { self.base.add(offset) }
     }
@@ -75,10 +72,7 @@ impl Mapping {
     ///
     /// # Safety
     /// Nobody else reads or writes the range while the borrow lives.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "interior mutability; the caller rules out aliasing"
-    )]
+    #[expect(clippy::mut_from_ref, reason = "interior mutability; the caller rules out aliasing")]
     pub(super) unsafe fn slice_mut(&self, offset: usize, bytes: usize) -> &mut [u8] {
         let start = self.at(offset, bytes);
         // SAFETY: in bounds by `at`, initialised by the kernel; exclusive by the caller's word.

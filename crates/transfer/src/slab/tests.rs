@@ -30,10 +30,7 @@ fn case_13_a_reused_slot_has_another_generation() {
     let held = sealed.clone();
     assert!(!sealed.is_sole());
     drop(sealed);
-    assert!(
-        slab.try_alloc().is_none(),
-        "P7: a clone keeps it from being reused"
-    );
+    assert!(slab.try_alloc().is_none(), "P7: a clone keeps it from being reused");
     drop(held);
     let second = slab.try_alloc().unwrap();
     assert_eq!(second.index(), index);
@@ -44,11 +41,7 @@ fn case_13_a_reused_slot_has_another_generation() {
 fn p4_reserved_slots_are_not_for_others() {
     let slab = slab(10);
     let mut reservation = slab.try_reserve(8).unwrap();
-    let full = SlabFull {
-        wanted: 3,
-        free: 2,
-        total: 10,
-    };
+    let full = SlabFull { wanted: 3, free: 2, total: 10 };
     assert_eq!(slab.try_alloc_many(3).unwrap_err(), full);
     assert_eq!(slab.try_reserve(3).unwrap_err(), full);
     let mine = reservation.try_alloc_many(5).unwrap();
@@ -172,9 +165,7 @@ impl Held {
 
     fn used(&self) -> usize {
         let exclusive = self.exclusive.iter().map(SlotMut::index);
-        let mut all: Vec<u32> = exclusive
-            .chain(self.shared.iter().map(Slot::index))
-            .collect();
+        let mut all: Vec<u32> = exclusive.chain(self.shared.iter().map(Slot::index)).collect();
         all.sort_unstable();
         all.dedup();
         all.len()

@@ -60,11 +60,7 @@ impl TcpTransport {
     /// A client without connections yet.
     #[must_use]
     pub fn new(limits: ClientLimits) -> Self {
-        Self {
-            limits,
-            peers: Peers::new(),
-            counters: Arc::default(),
-        }
+        Self { limits, peers: Peers::new(), counters: Arc::default() }
     }
 
     /// What it has done so far.
@@ -80,10 +76,7 @@ impl TcpTransport {
     /// Slots per frame on this connection.
     fn frame_refs(&self, lease: &Lease, slice_bytes: u32) -> usize {
         let hello = lease.hello();
-        let bytes = self
-            .limits
-            .frame_bytes_max
-            .min(u64::from(hello.frame_kib_max) << 10);
+        let bytes = self.limits.frame_bytes_max.min(u64::from(hello.frame_kib_max) << 10);
         let refs = self.limits.refs_per_frame_max.min(hello.refs_max);
         let fitting = u32::try_from(bytes / u64::from(slice_bytes)).unwrap_or(u32::MAX);
         refs.min(fitting).max(1) as usize
@@ -105,17 +98,10 @@ impl TcpTransport {
         for (refs, landing) in refs.chunks(frame).zip(landing.chunks_mut(frame)) {
             let head = head(&mut lease, Action::Read, auth, refs, slice_bytes);
             let asked = head.request;
-            write_parts(lease.stream(), &[&head.bytes])
-                .await
-                .map_err(Failure::Broken)?;
-            let expected = Verdict::Slices {
-                count: asked.count,
-                slice_bytes,
-            };
+            write_parts(lease.stream(), &[&head.bytes]).await.map_err(Failure::Broken)?;
+            let expected = Verdict::Slices { count: asked.count, slice_bytes };
             lease = verdict(lease, asked, expected).await?;
-            read_slots(lease.stream(), landing)
-                .await
-                .map_err(Failure::Broken)?;
+            read_slots(lease.stream(), landing).await.map_err(Failure::Broken)?;
             self.counters.bytes_read.add(asked.slices_bytes());
         }
         lease.put_back();
@@ -142,9 +128,7 @@ impl TcpTransport {
             let mut parts: Vec<&[u8]> = Vec::with_capacity(sources.len() + 1);
             parts.push(&head.bytes);
             parts.extend(sources.iter().map(|slot| &**slot));
-            write_parts(lease.stream(), &parts)
-                .await
-                .map_err(Failure::Broken)?;
+            write_parts(lease.stream(), &parts).await.map_err(Failure::Broken)?;
             let expected = Verdict::Landed { count: asked.count };
             lease = verdict(lease, asked, expected).await?;
             *landed += sources.len();
@@ -203,9 +187,7 @@ fn head(
 /// back; anything else that was not expected closes it.
 async fn verdict(lease: Lease, asked: Request, expected: Verdict) -> Result<Lease, Failure> {
     let mut bytes = [0; ANSWER_BYTES];
-    read_all(lease.stream(), &mut bytes)
-        .await
-        .map_err(Failure::Broken)?;
+    read_all(lease.stream(), &mut bytes).await.map_err(Failure::Broken)?;
     let answer = Answer::decode(&bytes)?;
     if answer.id != asked.id {
         return Err(Malformed::Mismatch.into());
@@ -222,10 +204,7 @@ async fn verdict(lease: Lease, asked: Request, expected: Verdict) -> Result<Leas
 
 /// The one slice size of a batch.
 fn even(refs: &[SlotRef], mut lens: impl ExactSizeIterator<Item = usize>) -> Result<u32, Failure> {
-    let uneven = Failure::Uneven {
-        refs: refs.len(),
-        slots: lens.len(),
-    };
+    let uneven = Failure::Uneven { refs: refs.len(), slots: lens.len() };
     if lens.len() != refs.len() {
         return Err(uneven);
     }
@@ -251,9 +230,7 @@ impl Transport for TcpTransport {
             // On any failure the inner future is gone by the time the slots are given back, and
             // with it the connection: nothing writes to them any more.
             let reading = self.read_all_frames(peer, auth, refs, &mut landing);
-            let result = timeout_at(deadline, reading)
-                .await
-                .unwrap_or(Err(Failure::Deadline));
+            let result = timeout_at(deadline, reading).await.unwrap_or(Err(Failure::Deadline));
             self.note(&result);
             match result {
                 Ok(()) => Ok(landing),
@@ -273,9 +250,7 @@ impl Transport for TcpTransport {
         Box::pin(async move {
             let mut landed = 0;
             let writing = self.write_all_frames(peer, auth, refs, sources, &mut landed);
-            let result = timeout_at(deadline, writing)
-                .await
-                .unwrap_or(Err(Failure::Deadline));
+            let result = timeout_at(deadline, writing).await.unwrap_or(Err(Failure::Deadline));
             self.note(&result);
             result.map_err(|failure| WriteFailed { landed, failure })
         })

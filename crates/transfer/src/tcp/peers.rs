@@ -52,9 +52,7 @@ impl Connection {
 
 impl Peers {
     pub(super) fn new() -> Self {
-        Self {
-            by_address: Mutex::new(BTreeMap::new()),
-        }
+        Self { by_address: Mutex::new(BTreeMap::new()) }
     }
 
     fn peer(&self, address: &BulkAddress, limits: &ClientLimits) -> Result<Arc<Peer>, Failure> {
@@ -88,13 +86,9 @@ impl Peers {
         let peer = self.peer(address, limits)?;
         let batch = Arc::clone(&peer.batches)
             .try_acquire_owned()
-            .map_err(|_| Failure::Busy {
-                waiting: limits.batches_per_peer_max,
-            })?;
-        let permit = Arc::clone(&peer.permits)
-            .acquire_owned()
-            .await
-            .expect("the semaphore is never closed");
+            .map_err(|_| Failure::Busy { waiting: limits.batches_per_peer_max })?;
+        let permit =
+            Arc::clone(&peer.permits).acquire_owned().await.expect("the semaphore is never closed");
         let reusable = loop {
             let next = peer.idle.lock().pop();
             match next {
@@ -123,21 +117,13 @@ async fn connect(
 ) -> Result<Connection, Failure> {
     let BulkAddress::Tcp(authority) = address;
     let opening = async {
-        let stream = TcpStream::connect(&**authority)
-            .await
-            .map_err(Failure::Unreachable)?;
+        let stream = TcpStream::connect(&**authority).await.map_err(Failure::Unreachable)?;
         prepare(&stream).map_err(Failure::Unreachable)?;
         let mut bytes = [0; HELLO_BYTES];
         // A server that is full closes at once: nothing was asked, nothing was done.
-        read_all(&stream, &mut bytes)
-            .await
-            .map_err(Failure::Unreachable)?;
+        read_all(&stream, &mut bytes).await.map_err(Failure::Unreachable)?;
         let hello = Hello::decode(&bytes)?;
-        Ok::<_, Failure>(Connection {
-            stream,
-            hello,
-            next_id: 1,
-        })
+        Ok::<_, Failure>(Connection { stream, hello, next_id: 1 })
     };
     let opened = tokio::time::timeout(limits.connect_wait_max, opening).await;
     let connection = opened.map_err(|_| Failure::Unreachable(io::ErrorKind::TimedOut.into()))??;
@@ -157,9 +143,7 @@ pub(super) struct Lease {
 
 impl Lease {
     fn connection(&self) -> &Connection {
-        self.connection
-            .as_ref()
-            .expect("taken by put_back and Drop only")
+        self.connection.as_ref().expect("taken by put_back and Drop only")
     }
 
     pub(super) fn stream(&self) -> &TcpStream {
@@ -172,10 +156,7 @@ impl Lease {
 
     /// A request id that this connection has not used.
     pub(super) fn next_id(&mut self) -> u64 {
-        let connection = self
-            .connection
-            .as_mut()
-            .expect("taken by put_back and Drop only");
+        let connection = self.connection.as_mut().expect("taken by put_back and Drop only");
         connection.next_id += 1;
         connection.next_id - 1
     }

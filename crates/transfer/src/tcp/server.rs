@@ -80,15 +80,8 @@ pub fn serve(
 ) -> io::Result<Serving> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let serving = Serving {
-        address: listener.local_addr()?,
-        counters: Arc::default(),
-    };
-    let server = Arc::new(Server {
-        gate,
-        limits,
-        counters: Arc::clone(&serving.counters),
-    });
+    let serving = Serving { address: listener.local_addr()?, counters: Arc::default() };
+    let server = Arc::new(Server { gate, limits, counters: Arc::clone(&serving.counters) });
     tracker.spawn(accept(server, listener, tracker.clone(), stop));
     Ok(serving)
 }
@@ -281,13 +274,8 @@ async fn send(
         Ok(slots) => slots,
         Err(refusal) => return refuse(server, stream, request, refusal).await,
     };
-    let head = answer(
-        request,
-        Verdict::Slices {
-            count: request.count,
-            slice_bytes: request.slice_bytes,
-        },
-    );
+    let head =
+        answer(request, Verdict::Slices { count: request.count, slice_bytes: request.slice_bytes });
     let mut parts: Vec<&[u8]> = Vec::with_capacity(slots.len() + 1);
     parts.push(&head);
     parts.extend(slots.iter().map(|slot| &**slot));
@@ -305,9 +293,9 @@ fn sized<S: std::ops::Deref<Target = [u8]>>(
     assert_eq!(slots.len(), wanted, "a gate opens all slots or refuses");
     let announced = request.slice_bytes as usize;
     match slots.iter().find(|slot| slot.len() != announced) {
-        Some(slot) => Err(Refusal::SliceBytes {
-            bytes: u32::try_from(slot.len()).unwrap_or(u32::MAX),
-        }),
+        Some(slot) => {
+            Err(Refusal::SliceBytes { bytes: u32::try_from(slot.len()).unwrap_or(u32::MAX) })
+        }
         None => Ok(slots),
     }
 }
@@ -352,19 +340,11 @@ async fn land(
             return refuse(server, stream, request, refusal).await;
         }
     };
-    let wrong_size = slots
-        .iter()
-        .find(|slot| slot.len() != request.slice_bytes as usize);
-    let refusal = wrong_size.map(|slot| Refusal::SliceBytes {
-        bytes: u32::try_from(slot.len()).unwrap_or(u32::MAX),
-    });
+    let wrong_size = slots.iter().find(|slot| slot.len() != request.slice_bytes as usize);
+    let refusal = wrong_size
+        .map(|slot| Refusal::SliceBytes { bytes: u32::try_from(slot.len()).unwrap_or(u32::MAX) });
     assert_eq!(slots.len(), refs.len(), "a gate opens all slots or refuses");
-    let mut landing = Landing {
-        gate: &*server.gate,
-        auth: request.auth,
-        refs,
-        slots,
-    };
+    let mut landing = Landing { gate: &*server.gate, auth: request.auth, refs, slots };
     if let Some(refusal) = refusal {
         drop(landing);
         discard(stream, request.slices_bytes()).await?;

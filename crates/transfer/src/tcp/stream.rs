@@ -92,9 +92,8 @@ pub(super) async fn read_slots(stream: &TcpStream, landing: &mut [SlotMut]) -> i
         let got = {
             let parts = landing[at.part..].iter_mut().take(VECTOR).enumerate();
             let skip = |i: usize| if i == 0 { at.offset } else { 0 };
-            let mut vector: Vec<IoSliceMut<'_>> = parts
-                .map(|(i, slot)| IoSliceMut::new(&mut slot[skip(i)..]))
-                .collect();
+            let mut vector: Vec<IoSliceMut<'_>> =
+                parts.map(|(i, slot)| IoSliceMut::new(&mut slot[skip(i)..])).collect();
             stream.try_read_vectored(&mut vector)
         };
         match got {
@@ -115,14 +114,8 @@ pub(super) async fn read_slots(stream: &TcpStream, landing: &mut [SlotMut]) -> i
 pub(super) async fn write_parts(stream: &TcpStream, parts: &[&[u8]]) -> io::Result<()> {
     let mut at = Cursor::default();
     loop {
-        while parts
-            .get(at.part)
-            .is_some_and(|part| part.len() == at.offset)
-        {
-            at = Cursor {
-                part: at.part + 1,
-                offset: 0,
-            };
+        while parts.get(at.part).is_some_and(|part| part.len() == at.offset) {
+            at = Cursor { part: at.part + 1, offset: 0 };
         }
         if at.part == parts.len() {
             return Ok(());
@@ -130,9 +123,8 @@ pub(super) async fn write_parts(stream: &TcpStream, parts: &[&[u8]]) -> io::Resu
         let put = {
             let next = parts[at.part..].iter().take(VECTOR).enumerate();
             let skip = |i: usize| if i == 0 { at.offset } else { 0 };
-            let vector: Vec<IoSlice<'_>> = next
-                .map(|(i, part)| IoSlice::new(&part[skip(i)..]))
-                .collect();
+            let vector: Vec<IoSlice<'_>> =
+                next.map(|(i, part)| IoSlice::new(&part[skip(i)..])).collect();
             stream.try_write_vectored(&vector)
         };
         match put {

@@ -15,11 +15,7 @@ fn request() -> Request {
         count: 3,
         slice_bytes: 4096,
         id: 9,
-        auth: Credential {
-            session: SessionId(0x0102),
-            epoch: Epoch(5),
-            secret: [0xab; 16],
-        },
+        auth: Credential { session: SessionId(0x0102), epoch: Epoch(5), secret: [0xab; 16] },
     }
 }
 
@@ -32,10 +28,7 @@ fn frames_have_pinned_bytes() {
     assert_eq!(bytes[16..25], [9, 0, 0, 0, 0, 0, 0, 0, 2]);
     assert_eq!(bytes[40], 5);
     assert_eq!(bytes[48..64], [0xab; 16]);
-    let refused = Answer {
-        verdict: Verdict::Refused(Refusal::NotYours(7)),
-        id: 9,
-    };
+    let refused = Answer { verdict: Verdict::Refused(Refusal::NotYours(7)), id: 9 };
     let bytes = refused.encode();
     assert_eq!(&bytes[..8], b"OKVB\x01\0\x03\x04");
     assert_eq!(bytes[24..28], [7, 0, 0, 0]);
@@ -52,16 +45,10 @@ fn all_verdicts_round_trip() {
         Refusal::TooMany { max: 3 },
         Refusal::SliceBytes { bytes: 4 },
     ];
-    let slices = Verdict::Slices {
-        count: REFS_LIMIT,
-        slice_bytes: SLICE_BYTES_LIMIT,
-    };
+    let slices = Verdict::Slices { count: REFS_LIMIT, slice_bytes: SLICE_BYTES_LIMIT };
     let others = [slices, Verdict::Landed { count: 0 }];
     for verdict in refusals.map(Verdict::Refused).into_iter().chain(others) {
-        let answer = Answer {
-            verdict,
-            id: u64::MAX,
-        };
+        let answer = Answer { verdict, id: u64::MAX };
         assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
     }
 }
@@ -73,10 +60,7 @@ fn case_53_lengths_and_versions_are_checked_before_use() {
     let count = REFS_LIMIT + 1;
     assert_eq!(decode(Request { count, ..good }), Malformed::Refs(count));
     for slice_bytes in [0, SLICE_BYTES_LIMIT + 1] {
-        let error = decode(Request {
-            slice_bytes,
-            ..good
-        });
+        let error = decode(Request { slice_bytes, ..good });
         assert_eq!(error, Malformed::SliceBytes(slice_bytes));
     }
     let with = |at: usize, byte: u8| {

@@ -79,10 +79,7 @@ async fn case_53_bad_frames_close_the_connection_and_are_counted() {
     let client = TcpTransport::new(ClientLimits::default());
     let refs = shelf.fill(1);
     let into = slab(1, 4096).try_alloc_many(1).unwrap();
-    client
-        .read(&serving.address.into(), &AUTH, &refs, into, soon())
-        .await
-        .unwrap();
+    client.read(&serving.address.into(), &AUTH, &refs, into, soon()).await.unwrap();
 }
 
 #[tokio::test]
@@ -101,10 +98,7 @@ async fn case_53_a_truncated_write_is_aborted_and_its_slots_are_not_sealed() {
     closed(stream).await;
     until(|| serving.counters.broken.get() == 1).await;
     assert_eq!(shelf.landed_and_aborted(), (0, 1));
-    assert!(
-        shelf.sealed(target).is_none(),
-        "P2: a torn slice is never readable"
-    );
+    assert!(shelf.sealed(target).is_none(), "P2: a torn slice is never readable");
     assert_eq!(shelf.slab.occupancy().free, 4);
 }
 
@@ -127,10 +121,7 @@ async fn p4_more_references_than_configured_are_refused_with_the_bound() {
     let client = TcpTransport::new(loopback.client);
     let refs = shelf.fill(40);
     let into = slab(40, 4096).try_alloc_many(40).unwrap();
-    let slots = client
-        .read(&serving.address.into(), &AUTH, &refs, into, soon())
-        .await
-        .unwrap();
+    let slots = client.read(&serving.address.into(), &AUTH, &refs, into, soon()).await.unwrap();
     assert!(slots.iter().enumerate().all(|(n, slot)| matches(n, slot)));
 }
 
@@ -145,18 +136,12 @@ async fn p4_connections_are_bounded_and_a_full_server_is_unreachable() {
     let refs = shelf.fill(1);
     let peer = serving.address.into();
     let into = slab(1, 4096).try_alloc_many(1).unwrap();
-    let failed = client
-        .read(&peer, &AUTH, &refs, into, soon())
-        .await
-        .unwrap_err();
+    let failed = client.read(&peer, &AUTH, &refs, into, soon()).await.unwrap_err();
     assert!(matches!(failed.failure, Failure::Unreachable(_)));
     assert_eq!(failed.failure.outcome(), Outcome::NothingDone);
     drop(first);
     until(|| serving.counters.connections_open.get() == 0).await;
-    client
-        .read(&peer, &AUTH, &refs, failed.landing, soon())
-        .await
-        .unwrap();
+    client.read(&peer, &AUTH, &refs, failed.landing, soon()).await.unwrap();
 }
 
 /// A listener that answers every connection with `bytes` and then does what `then` says.
@@ -192,10 +177,7 @@ async fn read_from(peer: &BulkAddress) -> (Failure, Vec<SlotMut>) {
     let refs = shelf.fill(2);
     let into = slab(2, 4096).try_alloc_many(2).unwrap();
     let deadline = Instant::now() + Duration::from_secs(2);
-    let failed = client
-        .read(peer, &AUTH, &refs, into, deadline)
-        .await
-        .unwrap_err();
+    let failed = client.read(peer, &AUTH, &refs, into, deadline).await.unwrap_err();
     (failed.failure, failed.landing)
 }
 
@@ -219,10 +201,7 @@ async fn p3_a_frozen_peer_costs_the_deadline_and_no_more() {
         assert!(matches!(failure, Failure::Deadline), "{failure:?}");
         assert_eq!(failure.outcome(), Outcome::Unknown);
         assert_eq!(landing.len(), 2);
-        assert!(
-            start.elapsed() < Duration::from_secs(3),
-            "on the paused clock"
-        );
+        assert!(start.elapsed() < Duration::from_secs(3), "on the paused clock");
         serving.abort();
     }
 }
@@ -263,21 +242,14 @@ async fn p3_a_stale_connection_is_not_used() {
     let (client, peer) = loopback.make(shelf.clone());
     let refs = shelf.fill(1);
     let into = slab(1, 4096).try_alloc_many(1).unwrap();
-    let slots = client
-        .read(&peer, &AUTH, &refs, into, soon())
-        .await
-        .unwrap();
+    let slots = client.read(&peer, &AUTH, &refs, into, soon()).await.unwrap();
     loopback.tracker.close();
     loopback.stop.cancel();
     loopback.tracker.wait().await;
     let BulkAddress::Tcp(authority) = &peer;
     let again = Loopback::new();
     // SO_REUSEADDR is set by tokio, not by std: bind there.
-    let listener = TcpListener::bind(&**authority)
-        .await
-        .unwrap()
-        .into_std()
-        .unwrap();
+    let listener = TcpListener::bind(&**authority).await.unwrap().into_std().unwrap();
     let served = transfer::tcp::serve(
         listener,
         shelf,
@@ -286,10 +258,7 @@ async fn p3_a_stale_connection_is_not_used() {
         again.stop.clone(),
     );
     served.unwrap();
-    let slots = client
-        .read(&peer, &AUTH, &refs, slots, soon())
-        .await
-        .unwrap();
+    let slots = client.read(&peer, &AUTH, &refs, slots, soon()).await.unwrap();
     assert!(matches(0, &slots[0]));
 }
 
@@ -311,22 +280,13 @@ async fn p4_too_many_peers_and_batches_are_refused_by_name() {
     let pending =
         std::future::poll_fn(|cx| std::task::Poll::Ready(stuck.as_mut().poll(cx).is_pending()));
     assert!(pending.await);
-    let busy = client
-        .read(&frozen, &AUTH, &refs, one(), soon())
-        .await
-        .unwrap_err();
+    let busy = client.read(&frozen, &AUTH, &refs, one(), soon()).await.unwrap_err();
     assert!(matches!(busy.failure, Failure::Busy { waiting: 1 }));
     let other = serving.address.into();
-    let many = client
-        .read(&other, &AUTH, &refs, one(), soon())
-        .await
-        .unwrap_err();
+    let many = client.read(&other, &AUTH, &refs, one(), soon()).await.unwrap_err();
     assert!(matches!(many.failure, Failure::TooManyPeers { peers: 1 }));
     drop(stuck);
-    client
-        .read(&other, &AUTH, &refs, one(), soon())
-        .await
-        .unwrap();
+    client.read(&other, &AUTH, &refs, one(), soon()).await.unwrap();
     faking.abort();
 }
 
@@ -341,10 +301,7 @@ async fn p7_a_half_refused_write_says_what_landed() {
     targets[3].generation += 1;
     let sources: Vec<_> = slab(4, 4096).try_alloc_many(4).unwrap();
     let sources: Vec<_> = sources.into_iter().map(SlotMut::seal).collect();
-    let failed = client
-        .write(&peer, &AUTH, &targets, &sources, soon())
-        .await
-        .unwrap_err();
+    let failed = client.write(&peer, &AUTH, &targets, &sources, soon()).await.unwrap_err();
     assert_eq!(failed.landed, 2);
     let stale = Refusal::StaleGeneration(targets[3].slot);
     assert!(matches!(failed.failure, Failure::Refused(refusal) if refusal == stale));

@@ -1,4 +1,5 @@
-//! Every transport passes the one suite; what only TCP has (frames, frozen sockets) is in `hostile`.
+//! Every transport passes the one suite; what only TCP has (frames, frozen sockets) is in
+//! `hostile`.
 
 #[cfg(test)]
 mod hostile;

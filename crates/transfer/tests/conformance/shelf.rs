@@ -6,11 +6,8 @@ use ids::{Epoch, SessionId};
 use parking_lot::Mutex;
 use transfer::{Credential, Gate, HugePages, Refusal, Slab, Slot, SlotMut, SlotRef};
 
-pub(crate) const AUTH: Credential = Credential {
-    session: SessionId(7),
-    epoch: Epoch(3),
-    secret: [9; 16],
-};
+pub(crate) const AUTH: Credential =
+    Credential { session: SessionId(7), epoch: Epoch(3), secret: [9; 16] };
 
 pub(crate) struct Shelf {
     pub(crate) slab: Slab,
@@ -47,10 +44,7 @@ pub(crate) fn matches(n: usize, bytes: &[u8]) -> bool {
 
 impl Shelf {
     pub(crate) fn new(slots: u32, slot_bytes: usize) -> Self {
-        Self {
-            slab: slab(slots, slot_bytes),
-            state: Mutex::default(),
-        }
+        Self { slab: slab(slots, slot_bytes), state: Mutex::default() }
     }
 
     /// Puts `count` patterned slots on the shelf; their addresses in order.
@@ -71,9 +65,7 @@ impl Shelf {
         let slots = self.slab.try_alloc_many(count as u32).unwrap();
         let mut state = self.state.lock();
         let refs = slots.iter().map(address).collect();
-        state
-            .landing
-            .extend(slots.into_iter().map(|slot| (slot.index(), slot)));
+        state.landing.extend(slots.into_iter().map(|slot| (slot.index(), slot)));
         refs
     }
 
@@ -100,10 +92,7 @@ impl Shelf {
 }
 
 fn address(slot: &SlotMut) -> SlotRef {
-    SlotRef {
-        slot: slot.index(),
-        generation: slot.generation(),
-    }
+    SlotRef { slot: slot.index(), generation: slot.generation() }
 }
 
 impl State {
@@ -122,11 +111,7 @@ impl State {
 }
 
 fn same(at: SlotRef, generation: u32) -> Result<(), Refusal> {
-    if at.generation == generation {
-        Ok(())
-    } else {
-        Err(Refusal::StaleGeneration(at.slot))
-    }
+    if at.generation == generation { Ok(()) } else { Err(Refusal::StaleGeneration(at.slot)) }
 }
 
 impl Gate for Shelf {
@@ -134,10 +119,7 @@ impl Gate for Shelf {
         let state = self.state.lock();
         state.check(auth)?;
         let one = |at: &SlotRef| {
-            let slot = state
-                .sealed
-                .get(&at.slot)
-                .ok_or(Refusal::NotYours(at.slot))?;
+            let slot = state.sealed.get(&at.slot).ok_or(Refusal::NotYours(at.slot))?;
             same(*at, slot.generation())?;
             Ok(slot.clone())
         };
@@ -148,15 +130,10 @@ impl Gate for Shelf {
         let mut state = self.state.lock();
         state.check(auth)?;
         for at in refs {
-            let slot = state
-                .landing
-                .get(&at.slot)
-                .ok_or(Refusal::NotYours(at.slot))?;
+            let slot = state.landing.get(&at.slot).ok_or(Refusal::NotYours(at.slot))?;
             same(*at, slot.generation())?;
         }
-        let taken = refs
-            .iter()
-            .map(|at| state.landing.remove(&at.slot).expect("just seen"));
+        let taken = refs.iter().map(|at| state.landing.remove(&at.slot).expect("just seen"));
         Ok(taken.collect())
     }
 

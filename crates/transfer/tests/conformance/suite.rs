@@ -24,9 +24,7 @@ pub(crate) fn soon() -> Instant {
 }
 
 fn landing(count: usize, bytes: usize) -> Vec<SlotMut> {
-    slab(count.max(1) as u32, bytes)
-        .try_alloc_many(count as u32)
-        .unwrap()
+    slab(count.max(1) as u32, bytes).try_alloc_many(count as u32).unwrap()
 }
 
 /// Batches of 0 to 5,000 slices of 4, 8 and 16 KiB arrive whole and in order, out and back.
@@ -40,9 +38,7 @@ pub(crate) async fn batches_arrive_whole_and_in_order(make: &impl Make) {
             let (client, peer) = make.make(shelf.clone());
             let mut refs = shelf.fill(count);
             refs.reverse();
-            let read = client
-                .read(&peer, &AUTH, &refs, landing(count, bytes), soon())
-                .await;
+            let read = client.read(&peer, &AUTH, &refs, landing(count, bytes), soon()).await;
             let slots = read.unwrap();
             assert_eq!(slots.len(), count);
             for (n, slot) in slots.iter().rev().enumerate() {
@@ -50,10 +46,7 @@ pub(crate) async fn batches_arrive_whole_and_in_order(make: &impl Make) {
             }
             let sources: Vec<_> = slots.into_iter().map(SlotMut::seal).collect();
             let targets = shelf.open(count);
-            client
-                .write(&peer, &AUTH, &targets, &sources, soon())
-                .await
-                .unwrap();
+            client.write(&peer, &AUTH, &targets, &sources, soon()).await.unwrap();
             assert_eq!(shelf.landed_and_aborted(), (count, 0));
             for (n, at) in targets.iter().rev().enumerate() {
                 assert!(matches(n, &shelf.sealed(*at).unwrap()));
@@ -69,15 +62,8 @@ async fn refused_read(
     refs: &[SlotRef],
 ) -> Refusal {
     let into = landing(refs.len(), 4096);
-    let failed = client
-        .read(peer, &auth, refs, into, soon())
-        .await
-        .unwrap_err();
-    assert_eq!(
-        failed.landing.len(),
-        refs.len(),
-        "the landing slots come back"
-    );
+    let failed = client.read(peer, &auth, refs, into, soon()).await.unwrap_err();
+    assert_eq!(failed.landing.len(), refs.len(), "the landing slots come back");
     assert_eq!(failed.failure.outcome(), Outcome::NothingDone);
     match failed.failure {
         Failure::Refused(refusal) => refusal,
@@ -91,14 +77,8 @@ async fn refused_write(
     auth: Credential,
     refs: &[SlotRef],
 ) -> Refusal {
-    let sources: Vec<_> = landing(refs.len(), 4096)
-        .into_iter()
-        .map(SlotMut::seal)
-        .collect();
-    let failed = client
-        .write(peer, &auth, refs, &sources, soon())
-        .await
-        .unwrap_err();
+    let sources: Vec<_> = landing(refs.len(), 4096).into_iter().map(SlotMut::seal).collect();
+    let failed = client.write(peer, &auth, refs, &sources, soon()).await.unwrap_err();
     assert_eq!(failed.landed, 0);
     match failed.failure {
         Failure::Refused(refusal) => refusal,
@@ -112,83 +92,33 @@ pub(crate) async fn case_13_refusals_are_typed_and_harmless(make: &impl Make) {
     let (client, peer) = make.make(shelf.clone());
     let refs = shelf.fill(3);
     let targets = shelf.open(3);
-    let stranger = Credential {
-        secret: [0; 16],
-        ..AUTH
-    };
-    let fenced = Credential {
-        epoch: Epoch(2),
-        ..AUTH
-    };
-    let outside = SlotRef {
-        slot: 4_000_000_000,
-        generation: 1,
-    };
-    let stale = |at: SlotRef| SlotRef {
-        generation: at.generation + 1,
-        ..at
-    };
-    assert_eq!(
-        refused_read(&client, &peer, stranger, &refs).await,
-        Refusal::NoGrant
-    );
-    assert_eq!(
-        refused_write(&client, &peer, stranger, &targets).await,
-        Refusal::NoGrant
-    );
-    assert_eq!(
-        refused_read(&client, &peer, fenced, &refs).await,
-        Refusal::StaleEpoch
-    );
-    assert_eq!(
-        refused_write(&client, &peer, fenced, &targets).await,
-        Refusal::StaleEpoch
-    );
+    let stranger = Credential { secret: [0; 16], ..AUTH };
+    let fenced = Credential { epoch: Epoch(2), ..AUTH };
+    let outside = SlotRef { slot: 4_000_000_000, generation: 1 };
+    let stale = |at: SlotRef| SlotRef { generation: at.generation + 1, ..at };
+    assert_eq!(refused_read(&client, &peer, stranger, &refs).await, Refusal::NoGrant);
+    assert_eq!(refused_write(&client, &peer, stranger, &targets).await, Refusal::NoGrant);
+    assert_eq!(refused_read(&client, &peer, fenced, &refs).await, Refusal::StaleEpoch);
+    assert_eq!(refused_write(&client, &peer, fenced, &targets).await, Refusal::StaleEpoch);
     let some = [refs[0], outside];
-    assert_eq!(
-        refused_read(&client, &peer, AUTH, &some).await,
-        Refusal::NotYours(outside.slot)
-    );
+    assert_eq!(refused_read(&client, &peer, AUTH, &some).await, Refusal::NotYours(outside.slot));
     let into_sealed = refused_write(&client, &peer, AUTH, &refs).await;
-    assert_eq!(
-        into_sealed,
-        Refusal::NotYours(refs[0].slot),
-        "sealed is immutable"
-    );
+    assert_eq!(into_sealed, Refusal::NotYours(refs[0].slot), "sealed is immutable");
     let unsealed = refused_read(&client, &peer, AUTH, &targets).await;
-    assert_eq!(
-        unsealed,
-        Refusal::NotYours(targets[0].slot),
-        "P2: landing is not readable"
-    );
+    assert_eq!(unsealed, Refusal::NotYours(targets[0].slot), "P2: landing is not readable");
     let old = refused_read(&client, &peer, AUTH, &[stale(refs[1])]).await;
     assert_eq!(old, Refusal::StaleGeneration(refs[1].slot));
-    let wrong_size = client
-        .read(&peer, &AUTH, &refs, landing(3, 512), soon())
-        .await
-        .unwrap_err();
+    let wrong_size = client.read(&peer, &AUTH, &refs, landing(3, 512), soon()).await.unwrap_err();
     let expected = Refusal::SliceBytes { bytes: 4096 };
     assert!(matches!(wrong_size.failure, Failure::Refused(refusal) if refusal == expected));
-    let uneven = client
-        .read(&peer, &AUTH, &refs, landing(2, 4096), soon())
-        .await
-        .unwrap_err();
-    assert!(matches!(
-        uneven.failure,
-        Failure::Uneven { refs: 3, slots: 2 }
-    ));
+    let uneven = client.read(&peer, &AUTH, &refs, landing(2, 4096), soon()).await.unwrap_err();
+    assert!(matches!(uneven.failure, Failure::Uneven { refs: 3, slots: 2 }));
 
-    let fine = client
-        .read(&peer, &AUTH, &refs, landing(3, 4096), soon())
-        .await
-        .unwrap();
+    let fine = client.read(&peer, &AUTH, &refs, landing(3, 4096), soon()).await.unwrap();
     assert!(matches(2, &fine[2]), "the connection is still usable");
     assert_eq!(shelf.landed_and_aborted(), (0, 0));
     shelf.expire();
-    assert_eq!(
-        refused_read(&client, &peer, AUTH, &refs).await,
-        Refusal::Expired
-    );
+    assert_eq!(refused_read(&client, &peer, AUTH, &refs).await, Refusal::Expired);
 }
 
 /// P7: what was being sent or could have been is not reused, and a removed slot is refused.
@@ -209,16 +139,9 @@ pub(crate) async fn p7_a_write_that_lost_its_right_is_not_confirmed(make: &impl 
     let (client, peer) = make.make(shelf.clone());
     let targets = shelf.open(2);
     shelf.close();
-    assert_eq!(
-        refused_write(&client, &peer, AUTH, &targets).await,
-        Refusal::NoGrant
-    );
+    assert_eq!(refused_write(&client, &peer, AUTH, &targets).await, Refusal::NoGrant);
     assert_eq!(shelf.landed_and_aborted(), (0, 0));
-    assert_eq!(
-        shelf.slab.occupancy().free,
-        8,
-        "P6: the refused slots are free"
-    );
+    assert_eq!(shelf.slab.occupancy().free, 8, "P6: the refused slots are free");
 }
 
 /// Many batches of one client at once, more than it has connections.
@@ -250,11 +173,7 @@ async fn join<F: Future<Output = ()>>(futures: Vec<F>) {
     let mut left: Vec<_> = futures.into_iter().map(Box::pin).collect();
     std::future::poll_fn(|cx| {
         left.retain_mut(|future| future.as_mut().poll(cx).is_pending());
-        if left.is_empty() {
-            std::task::Poll::Ready(())
-        } else {
-            std::task::Poll::Pending
-        }
+        if left.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
 }
@@ -278,25 +197,15 @@ pub(crate) async fn p6_a_cancelled_batch_leaves_nothing_behind(make: &impl Make)
             tokio::task::yield_now().await;
         }
         drop(batch);
-        assert_eq!(
-            own.occupancy().free,
-            300,
-            "the landing slots died with the batch"
-        );
+        assert_eq!(own.occupancy().free, 300, "the landing slots died with the batch");
         let into = own.try_alloc_many(300).unwrap();
-        let whole = client
-            .read(&peer, &AUTH, &refs, into, soon())
-            .await
-            .unwrap();
+        let whole = client.read(&peer, &AUTH, &refs, into, soon()).await.unwrap();
         assert!(whole.iter().enumerate().all(|(n, slot)| matches(n, slot)));
     }
     let mut source = slab(1, 4096).try_alloc().unwrap();
     pattern(1, &mut source);
     let target = shelf.open(1);
     let source = [source.seal()];
-    client
-        .write(&peer, &AUTH, &target, &source, soon())
-        .await
-        .unwrap();
+    client.write(&peer, &AUTH, &target, &source, soon()).await.unwrap();
     assert!(matches(1, &shelf.sealed(target[0]).unwrap()));
 }

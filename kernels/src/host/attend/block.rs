@@ -73,12 +73,7 @@ fn walk_lanes<V: Lanes>(blocks: Blocks<'_>, positions: &[u32], states: &mut [f32
             let states = &mut states[row * blocks.group * len..][..blocks.group * len];
             attend::<V>(slot, head_dim, tokens, states);
         }
-        attend::<V>(
-            slot,
-            head_dim,
-            BLOCK_TOKENS,
-            &mut states[fully * blocks.group * len..],
-        );
+        attend::<V>(slot, head_dim, BLOCK_TOKENS, &mut states[fully * blocks.group * len..]);
     }
 }
 
@@ -135,25 +130,16 @@ fn pass<V: Lanes, const Q: usize>(
     let mut decays = [V::splat(1.0); Q];
     for query in 0..Q {
         let state = &mut states[query * len..][..len];
-        let score = if tokens < LANES {
-            scores[query].keep_first(tokens)
-        } else {
-            scores[query]
-        };
+        let score = if tokens < LANES { scores[query].keep_first(tokens) } else { scores[query] };
         let old = state[0];
         let largest = score.largest();
         let new = if old > largest { old } else { largest };
         let weight = math::exp2(score.sub(V::splat(new)));
         // Most blocks bring no new maximum, and exp2(0) is exactly 1. Before the first block the
         // exponent is minus infinity, so the decay is 0.
-        let decay = if new == old {
-            V::splat(1.0)
-        } else {
-            math::exp2(V::splat(old).sub(V::splat(new)))
-        };
-        let sums = state[State::SUMS..]
-            .first_chunk_mut()
-            .expect("16 lane sums");
+        let decay =
+            if new == old { V::splat(1.0) } else { math::exp2(V::splat(old).sub(V::splat(new))) };
+        let sums = state[State::SUMS..].first_chunk_mut().expect("16 lane sums");
         V::load(sums).fma(decay, weight).store(sums);
         state[0] = new;
         state[State::SEEN] = 1.0;
@@ -202,10 +188,7 @@ fn scores<V: Lanes, const Q: usize>(keys: &[[u16; LANES]], states: &[f32], len: 
 /// Decays the accumulators and adds the weighted values, token after token, for `C` columns of
 /// 16 dimensions.
 #[inline(always)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one inlined piece of a pass, no interface"
-)]
+#[expect(clippy::too_many_arguments, reason = "one inlined piece of a pass, no interface")]
 fn accumulate<V: Lanes, const Q: usize, const C: usize>(
     values: &[[u16; LANES]],
     columns: usize,
@@ -236,9 +219,7 @@ fn accumulate<V: Lanes, const Q: usize, const C: usize>(
     }
     for query in 0..Q {
         let state = &mut states[query * len..][..len];
-        let columns = state[State::ACCUMULATOR + first * LANES..]
-            .as_chunks_mut()
-            .0;
+        let columns = state[State::ACCUMULATOR + first * LANES..].as_chunks_mut().0;
         for column in 0..C {
             sums[query][column].store(&mut columns[column]);
         }
@@ -280,10 +261,7 @@ for_each_isa! {
 fn finish_lanes<V: Lanes>(state: &[f32], out: &mut [f32]) {
     let sums = state[State::SUMS..].first_chunk().expect("16 lane sums");
     let sum = tree_sum(*sums);
-    assert!(
-        state[State::SEEN] != 0.0,
-        "a row attends to no block of its table"
-    );
+    assert!(state[State::SEEN] != 0.0, "a row attends to no block of its table");
     let inverse = V::splat(1.0 / sum);
     let accumulated = state[State::ACCUMULATOR..].as_chunks::<LANES>().0;
     for (out, value) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(accumulated) {

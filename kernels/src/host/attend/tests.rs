@@ -78,23 +78,13 @@ impl Sequence {
             .collect();
         let positions: Vec<u32> = positions.map(|position| position as u32).collect();
         let kv_heads = self.shape.kv_heads;
-        let launch = KvWrite {
-            kv_heads,
-            k: &k,
-            v: &v,
-            slots: &slots,
-            positions: &positions,
-        };
+        let launch = KvWrite { kv_heads, k: &k, v: &v, slots: &slots, positions: &positions };
         device.kv_write(&mut stream, arena, launch);
     }
 
     /// Row `position` by the book, over the stored (rounded) k and v.
     fn naive(&self, position: usize) -> Vec<f64> {
-        let HeadShape {
-            heads,
-            kv_heads,
-            head_dim,
-        } = self.shape;
+        let HeadShape { heads, kv_heads, head_dim } = self.shape;
         let stored = |x: f32| f64::from(f16::from_f32(x).to_f32());
         let mut out = Vec::new();
         for head in 0..heads {
@@ -103,9 +93,8 @@ impl Sequence {
             let q = &self.q[(position * heads + head) * head_dim..][..head_dim];
             let scores: Vec<f64> = (0..=position)
                 .map(|token| {
-                    let dot: f64 = (0..head_dim)
-                        .map(|d| f64::from(q[d]) * stored(self.k[at(token, d)]))
-                        .sum();
+                    let dot: f64 =
+                        (0..head_dim).map(|d| f64::from(q[d]) * stored(self.k[at(token, d)])).sum();
                     dot / (head_dim as f64).sqrt()
                 })
                 .collect();
@@ -144,10 +133,7 @@ fn attend(
         let first = positions.len();
         q.extend_from_slice(&sequence.q[range.start * width..range.end * width]);
         positions.extend(range.clone().map(|position| position as u32));
-        sequences.push(AttendSequence {
-            rows: first..positions.len(),
-            tables,
-        });
+        sequences.push(AttendSequence { rows: first..positions.len(), tables });
     }
     let mut stream = device.stream().unwrap();
     let mut input = device.buffer(q.len()).unwrap();
@@ -162,72 +148,36 @@ fn attend(
         out: &mut out,
     };
     device.attend(&mut stream, arena, launch);
-    out.as_slice()
-        .chunks_exact(width)
-        .map(<[f32]>::to_vec)
-        .collect()
+    out.as_slice().chunks_exact(width).map(<[f32]>::to_vec).collect()
 }
 
 fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
-    rows.iter()
-        .map(|row| row.iter().map(|value| value.to_bits()).collect())
-        .collect()
+    rows.iter().map(|row| row.iter().map(|value| value.to_bits()).collect()).collect()
 }
 
 fn arena(device: &HostDevice, head_dim: usize) -> SlotArena {
-    device
-        .slots(SlotShape {
-            head_dim,
-            count: 4000,
-        })
-        .unwrap()
+    device.slots(SlotShape { head_dim, count: 4000 }).unwrap()
 }
 
-const SMOLLM2: HeadShape = HeadShape {
-    heads: 9,
-    kv_heads: 3,
-    head_dim: 64,
-};
+const SMOLLM2: HeadShape = HeadShape { heads: 9, kv_heads: 3, head_dim: 64 };
 
 #[test]
 fn attention_is_within_1e_5_of_a_naive_one_for_many_shapes() {
     let shapes = [
         SMOLLM2,
-        HeadShape {
-            heads: 4,
-            kv_heads: 4,
-            head_dim: 16,
-        },
-        HeadShape {
-            heads: 14,
-            kv_heads: 2,
-            head_dim: 64,
-        },
-        HeadShape {
-            heads: 8,
-            kv_heads: 1,
-            head_dim: 112,
-        },
-        HeadShape {
-            heads: 2,
-            kv_heads: 2,
-            head_dim: 256,
-        },
+        HeadShape { heads: 4, kv_heads: 4, head_dim: 16 },
+        HeadShape { heads: 14, kv_heads: 2, head_dim: 64 },
+        HeadShape { heads: 8, kv_heads: 1, head_dim: 112 },
+        HeadShape { heads: 2, kv_heads: 2, head_dim: 256 },
     ];
     for shape in shapes {
         let device = device(Isa::detect(), 2);
         let arena = arena(&device, shape.head_dim);
         let sequence = Sequence::new(shape, 1, 75, 3, 2);
         sequence.write(&device, &arena, 0..75);
-        for (position, row) in attend(&device, &arena, &[(&sequence, 0..75)])
-            .iter()
-            .enumerate()
-        {
+        for (position, row) in attend(&device, &arena, &[(&sequence, 0..75)]).iter().enumerate() {
             for (got, want) in row.iter().zip(sequence.naive(position)) {
-                assert!(
-                    (f64::from(*got) - want).abs() < 1e-5,
-                    "{shape:?} {position}"
-                );
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{shape:?} {position}");
             }
         }
     }
@@ -261,19 +211,11 @@ fn p1_bits_do_not_depend_on_isa_threads_chunks_or_neighbours() {
                 let from = row.saturating_sub(20);
                 let batch: &[_] = &[(&other, 3..9), (&moved, from..row + 1), (&other, 99..100)];
                 let batch = attend(&device, &arena, batch);
-                assert_eq!(
-                    bits(&batch)[6 + row - from],
-                    *want,
-                    "{isa} {threads} batch {row}"
-                );
+                assert_eq!(bits(&batch)[6 + row - from], *want, "{isa} {threads} batch {row}");
             }
             let chunk = attend(&device, &arena, &[(&moved, 400..len)]);
             for (&row, want) in rows.iter().zip(&want).filter(|(row, _)| **row >= 400) {
-                assert_eq!(
-                    bits(&chunk)[row - 400],
-                    *want,
-                    "{isa} {threads} chunk {row}"
-                );
+                assert_eq!(bits(&chunk)[row - 400], *want, "{isa} {threads} chunk {row}");
             }
         }
     }
@@ -287,10 +229,7 @@ fn p1_tokens_behind_a_rows_position_change_nothing() {
     sequence.write(&device, &arena, 0..21);
     let before = attend(&device, &arena, &[(&sequence, 20..21)]);
     sequence.write(&device, &arena, 21..40);
-    assert_eq!(
-        bits(&before),
-        bits(&attend(&device, &arena, &[(&sequence, 20..21)]))
-    );
+    assert_eq!(bits(&before), bits(&attend(&device, &arena, &[(&sequence, 20..21)])));
 }
 
 #[test]
@@ -304,10 +243,7 @@ fn p1_a_row_that_is_not_finite_comes_out_as_nan_and_leaves_the_others_alone() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             sequence.q[33 * 9 * 64 + 5] = bad;
             let rows = attend(&device, &arena, &[(&sequence, 30..40)]);
-            assert!(
-                rows[3][..64].iter().all(|value| value.is_nan()),
-                "{isa} {bad}"
-            );
+            assert!(rows[3][..64].iter().all(|value| value.is_nan()), "{isa} {bad}");
             assert_eq!(bits(&rows[..3]), bits(&clean[..3]));
             assert_eq!(bits(&rows[4..]), bits(&clean[4..]));
         }
@@ -325,18 +261,11 @@ fn slots_gathered_and_scattered_elsewhere_attend_alike() {
     let ids: Vec<SlotIdx> = sequence.tables.concat();
     let moved = Sequence::new(SMOLLM2, 40, 50, 1000, 2);
     let mut bytes = vec![0; ids.len() * 4096];
-    device
-        .gather(&mut stream, &arena, &ids, &mut bytes)
-        .unwrap();
+    device.gather(&mut stream, &arena, &ids, &mut bytes).unwrap();
     device.scatter(&mut stream, &arena, &bytes, &moved.tables.concat());
     device.zero(&mut stream, &arena, &ids);
-    assert_eq!(
-        bits(&attend(&device, &arena, &[(&moved, 49..50)])),
-        bits(&want)
-    );
-    device
-        .gather(&mut stream, &arena, &ids, &mut bytes)
-        .unwrap();
+    assert_eq!(bits(&attend(&device, &arena, &[(&moved, 49..50)])), bits(&want));
+    device.gather(&mut stream, &arena, &ids, &mut bytes).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0));
 }
 
@@ -344,26 +273,13 @@ fn slots_gathered_and_scattered_elsewhere_attend_alike() {
 fn a_slot_is_k_transposed_then_v_in_half_precision_and_unused_lanes_stay_zero() {
     let device = device(Isa::detect(), 1);
     let arena = arena(&device, 16);
-    let shape = HeadShape {
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 16,
-    };
+    let shape = HeadShape { heads: 1, kv_heads: 1, head_dim: 16 };
     let sequence = Sequence::new(shape, 60, 3, 5, 1);
     sequence.write(&device, &arena, 0..3);
     let mut bytes = vec![0; 1024];
-    device
-        .gather(
-            &mut device.stream().unwrap(),
-            &arena,
-            &[SlotIdx(5)],
-            &mut bytes,
-        )
-        .unwrap();
-    let halves: Vec<f16> = bytes
-        .chunks_exact(2)
-        .map(|pair| f16::from_le_bytes([pair[0], pair[1]]))
-        .collect();
+    device.gather(&mut device.stream().unwrap(), &arena, &[SlotIdx(5)], &mut bytes).unwrap();
+    let halves: Vec<f16> =
+        bytes.chunks_exact(2).map(|pair| f16::from_le_bytes([pair[0], pair[1]])).collect();
     for token in 0..16 {
         for d in 0..16 {
             let (k, v) = match token < 3 {

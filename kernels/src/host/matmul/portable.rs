@@ -39,11 +39,7 @@ pub(super) fn multiply<C: Codes>(
 
 #[inline(always)]
 fn factors<C: Codes>(of: PanelFactors<'_>, at: usize) -> [f32; LANES] {
-    if C::FORM.full {
-        of.full[at]
-    } else {
-        of.half[at].map(widened)
-    }
+    if C::FORM.full { of.full[at] } else { of.half[at].map(widened) }
 }
 
 /// Sums of codes times activations over a part of a block, per row and output. Written so that

@@ -29,10 +29,7 @@ struct Numbers(u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.0 >> 33
     }
 
@@ -72,11 +69,7 @@ fn file_bytes(format: WeightFormat, n: usize, k: usize, seed: u64) -> Vec<u8> {
             WeightFormat::F32 => bytes.extend(numbers.value().to_le_bytes()),
             _codes => {
                 // Scales of two levels multiply numbers up to 63 or 127 with their unit.
-                let size = if format.block_values() == 256 {
-                    1e-3
-                } else {
-                    0.05
-                };
+                let size = if format.block_values() == 256 { 1e-3 } else { 0.05 };
                 let mut unit = || f16::from_f32(numbers.value() * size).to_le_bytes();
                 let (units, count) = ([unit(), unit()], units(format));
                 let rest = format.block_bytes() - 2 * count.len();
@@ -94,16 +87,7 @@ fn file_bytes(format: WeightFormat, n: usize, k: usize, seed: u64) -> Vec<u8> {
 }
 
 fn pack(format: WeightFormat, n: usize, k: usize, bytes: &[u8]) -> PackedWeight {
-    PackedWeight::pack(
-        Matrix {
-            format,
-            n,
-            k,
-            bytes,
-        },
-        HugePages::Off,
-    )
-    .unwrap()
+    PackedWeight::pack(Matrix { format, n, k, bytes }, HugePages::Off).unwrap()
 }
 
 fn activations(rows: usize, k: usize, seed: u64) -> Vec<f32> {
@@ -118,20 +102,8 @@ fn multiply(device: &HostDevice, weight: &PackedWeight, x: &[f32]) -> Vec<f32> {
     device.upload(&mut stream, x, &mut input, 0);
     let mut y = device.buffer::<f32>(rows * weight.outputs()).unwrap();
     let epilogue = Epilogue::Store;
-    let outputs = &mut [MatmulOutput {
-        weight,
-        bias: None,
-        y: &mut y,
-        epilogue,
-    }];
-    device.matmul(
-        &mut stream,
-        Matmul {
-            rows,
-            x: &input,
-            outputs,
-        },
-    );
+    let outputs = &mut [MatmulOutput { weight, bias: None, y: &mut y, epilogue }];
+    device.matmul(&mut stream, Matmul { rows, x: &input, outputs });
     y.as_slice().to_vec()
 }
 
@@ -143,10 +115,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// integration-tests/goldens.
 fn golden(format: WeightFormat) -> (Vec<u8>, Vec<f32>) {
     let name = format!("{format:?}").to_uppercase();
-    let folder = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../integration-tests/goldens/formats"
-    );
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/goldens/formats");
     let read = |kind| std::fs::read(format!("{folder}/{name}.{kind}")).unwrap();
     let values = read("f32");
     let values = values.as_chunks::<4>().0.iter();
@@ -185,11 +154,8 @@ fn products_are_within_3e_5_of_the_largest_exact_one() {
         for (row, x) in x.chunks_exact(k).enumerate() {
             for output in 0..n {
                 weight.dequantise_row(output, &mut weights);
-                let exact: f64 = weights
-                    .iter()
-                    .zip(x)
-                    .map(|(w, x)| f64::from(*w) * f64::from(*x))
-                    .sum();
+                let exact: f64 =
+                    weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
                 worst = worst.max((exact - f64::from(y[row * n + output])).abs());
                 largest = largest.max(exact.abs());
             }
@@ -205,11 +171,7 @@ fn p1_bits_do_not_depend_on_isa_threads_or_neighbouring_rows() {
         let weight = pack(format, n, k, &file_bytes(format, n, k, 4));
         let x = activations(150, k, 5);
         let alone = |row: usize| {
-            bits(&multiply(
-                &device(Isa::Portable, 1),
-                &weight,
-                &x[row * k..(row + 1) * k],
-            ))
+            bits(&multiply(&device(Isa::Portable, 1), &weight, &x[row * k..(row + 1) * k]))
         };
         let want: Vec<Vec<u32>> = (0..150).map(alone).collect();
         for isa in isas() {
@@ -218,11 +180,7 @@ fn p1_bits_do_not_depend_on_isa_threads_or_neighbouring_rows() {
                 for rows in [1, 2, 3, 4, 5, 6, 7, 8, 17, 150] {
                     let y = multiply(&device, &weight, &x[..rows * k]);
                     for (row, y) in y.chunks_exact(n).enumerate() {
-                        assert_eq!(
-                            bits(y),
-                            want[row],
-                            "{format:?} {isa} {threads} {rows} {row}"
-                        );
+                        assert_eq!(bits(y), want[row], "{format:?} {isa} {threads} {rows} {row}");
                     }
                 }
             }
@@ -234,11 +192,7 @@ fn p1_bits_do_not_depend_on_isa_threads_or_neighbouring_rows() {
 fn several_outputs_with_bias_and_residual_equal_single_launches() {
     let (k, rows) = (64, 3);
     let device = device(Isa::detect(), 2);
-    let kinds = [
-        (WeightFormat::Q4_1, 40),
-        (WeightFormat::Q8_0, 24),
-        (WeightFormat::F16, 17),
-    ];
+    let kinds = [(WeightFormat::Q4_1, 40), (WeightFormat::Q8_0, 24), (WeightFormat::F16, 17)];
     let [q, v, o] = kinds.map(|(format, n)| pack(format, n, k, &file_bytes(format, n, k, 6)));
     let x = activations(rows, k, 9);
     let mut stream = device.stream().unwrap();
@@ -249,25 +203,13 @@ fn several_outputs_with_bias_and_residual_equal_single_launches() {
     let mut ys = kinds.map(|(_, n)| device.buffer::<f32>(rows * n).unwrap());
     ys[1].as_mut_slice().fill(2.5);
     let [a, b, c] = &mut ys;
-    let output = |weight, bias, y, epilogue| MatmulOutput {
-        weight,
-        bias,
-        y,
-        epilogue,
-    };
+    let output = |weight, bias, y, epilogue| MatmulOutput { weight, bias, y, epilogue };
     let outputs = &mut [
         output(&q, Some(&bias), a, Epilogue::Store),
         output(&v, None, b, Epilogue::Add),
         output(&o, None, c, Epilogue::Store),
     ];
-    device.matmul(
-        &mut stream,
-        Matmul {
-            rows,
-            x: &input,
-            outputs,
-        },
-    );
+    device.matmul(&mut stream, Matmul { rows, x: &input, outputs });
     let plain = [&q, &v, &o].map(|weight| multiply(&device, weight, &x));
     for (at, value) in ys[0].as_slice().iter().enumerate() {
         assert_eq!(*value, plain[0][at] + bias.as_slice()[at % 40]);
@@ -290,10 +232,7 @@ fn p1_a_row_that_is_not_finite_comes_out_as_nan_and_leaves_the_others_alone() {
                 let clean = multiply(&device, &weight, &x);
                 x[k + 40] = bad;
                 let y = multiply(&device, &weight, &x);
-                assert!(
-                    y[n..2 * n].iter().all(|value| !value.is_finite()),
-                    "{format:?} {isa}"
-                );
+                assert!(y[n..2 * n].iter().all(|value| !value.is_finite()), "{format:?} {isa}");
                 assert_eq!(bits(&y[..n]), bits(&clean[..n]));
                 assert_eq!(bits(&y[2 * n..]), bits(&clean[2 * n..]));
             }
@@ -304,66 +243,28 @@ fn p1_a_row_that_is_not_finite_comes_out_as_nan_and_leaves_the_others_alone() {
 #[test]
 fn extreme_magnitudes_stay_finite_and_exact_zeros_stay_zero() {
     let (n, k) = (16, 64);
-    let weight = pack(
-        WeightFormat::Q8_0,
-        n,
-        k,
-        &file_bytes(WeightFormat::Q8_0, n, k, 13),
-    );
+    let weight = pack(WeightFormat::Q8_0, n, k, &file_bytes(WeightFormat::Q8_0, n, k, 13));
     for isa in isas() {
         let device = device(isa, 1);
-        assert!(
-            multiply(&device, &weight, &vec![0.0; k])
-                .iter()
-                .all(|&value| value == 0.0)
-        );
-        assert!(
-            multiply(&device, &weight, &vec![1e-38; k])
-                .iter()
-                .all(|&value| value == 0.0)
-        );
-        assert!(
-            multiply(&device, &weight, &vec![1e36; k])
-                .iter()
-                .all(|value| value.is_finite())
-        );
+        assert!(multiply(&device, &weight, &vec![0.0; k]).iter().all(|&value| value == 0.0));
+        assert!(multiply(&device, &weight, &vec![1e-38; k]).iter().all(|&value| value == 0.0));
+        assert!(multiply(&device, &weight, &vec![1e36; k]).iter().all(|value| value.is_finite()));
     }
 }
 
 #[test]
 fn damaged_matrices_are_refused_with_what_is_wrong() {
     let refuse = |n, k, bytes: &[u8]| {
-        let matrix = Matrix {
-            format: WeightFormat::Q4_1,
-            n,
-            k,
-            bytes,
-        };
+        let matrix = Matrix { format: WeightFormat::Q4_1, n, k, bytes };
         PackedWeight::pack(matrix, HugePages::Off).unwrap_err()
     };
     assert!(matches!(refuse(0, 32, &[]), WeightError::Shape { .. }));
-    assert!(matches!(
-        refuse(2, 33, &[0; 40]),
-        WeightError::Shape { k: 33, .. }
-    ));
-    assert!(matches!(
-        refuse(usize::MAX, 1 << 62, &[]),
-        WeightError::Shape { .. }
-    ));
-    assert!(matches!(
-        refuse(2, 32, &[0; 39]),
-        WeightError::Length {
-            expected: 40,
-            found: 39,
-            ..
-        }
-    ));
+    assert!(matches!(refuse(2, 33, &[0; 40]), WeightError::Shape { k: 33, .. }));
+    assert!(matches!(refuse(usize::MAX, 1 << 62, &[]), WeightError::Shape { .. }));
+    assert!(matches!(refuse(2, 32, &[0; 39]), WeightError::Length { expected: 40, found: 39, .. }));
     let mut bytes = [0; 40];
     bytes[20..22].copy_from_slice(&f16::INFINITY.to_le_bytes());
-    assert!(matches!(
-        refuse(2, 32, &bytes),
-        WeightError::Scale { row: 1, block: 0 }
-    ));
+    assert!(matches!(refuse(2, 32, &bytes), WeightError::Scale { row: 1, block: 0 }));
 }
 
 /// Q4_0 as it is defined, read without the packed form.
@@ -372,9 +273,7 @@ fn q4_0_row(bytes: &[u8]) -> Vec<f32> {
         let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
         let low = block[2..].iter().map(|byte| byte & 15);
         let codes: Vec<u8> = low.chain(block[2..].iter().map(|byte| byte >> 4)).collect();
-        codes
-            .into_iter()
-            .map(move |code| (f32::from(code) - 8.0) * scale)
+        codes.into_iter().map(move |code| (f32::from(code) - 8.0) * scale)
     };
     bytes.chunks_exact(18).flat_map(values).collect()
 }

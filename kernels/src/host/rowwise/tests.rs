@@ -9,19 +9,16 @@ use crate::{
 };
 
 fn devices() -> impl Iterator<Item = HostDevice> {
-    Isa::ALL
-        .into_iter()
-        .filter(|isa| isa.supported())
-        .flat_map(|isa| {
-            [1, 2].map(|threads| {
-                HostDevice::open(HostOptions {
-                    isa: Some(isa),
-                    threads: NonZeroUsize::new(threads).unwrap(),
-                    huge_pages: HugePages::Off,
-                })
-                .unwrap()
+    Isa::ALL.into_iter().filter(|isa| isa.supported()).flat_map(|isa| {
+        [1, 2].map(|threads| {
+            HostDevice::open(HostOptions {
+                isa: Some(isa),
+                threads: NonZeroUsize::new(threads).unwrap(),
+                huge_pages: HugePages::Off,
             })
+            .unwrap()
         })
+    })
 }
 
 fn values(seed: u32, len: usize) -> Vec<f32> {
@@ -52,12 +49,7 @@ fn check(width: usize, kernel: impl Fn(&HostDevice, &[f32], usize) -> Vec<f32>) 
         for rows in [40, 3, 1] {
             let y = kernel(&device, &x[..rows * width], rows);
             let want = all.get_or_insert_with(|| y.clone());
-            assert_eq!(
-                bits(&y),
-                bits(&want[..y.len()]),
-                "{} {rows} rows",
-                device.describe()
-            );
+            assert_eq!(bits(&y), bits(&want[..y.len()]), "{} {rows} rows", device.describe());
         }
     }
     all.unwrap()
@@ -70,21 +62,12 @@ fn p1_rms_norm_has_one_arithmetic_and_is_within_2e_6_of_the_exact_one() {
         let normalise = |device: &HostDevice, x: &[f32], rows: usize| {
             let (x, gamma) = (buffer(device, x), buffer(device, &gamma));
             let mut y = device.buffer::<f32>(rows * width).unwrap();
-            let launch = RmsNorm {
-                rows,
-                x: &x,
-                gamma: &gamma,
-                eps: 1e-5,
-                y: &mut y,
-            };
+            let launch = RmsNorm { rows, x: &x, gamma: &gamma, eps: 1e-5, y: &mut y };
             device.rms_norm(&mut device.stream().unwrap(), launch);
             y.as_slice().to_vec()
         };
         let y = check(width, normalise);
-        for (x, y) in values(7, 40 * width)
-            .chunks_exact(width)
-            .zip(y.chunks_exact(width))
-        {
+        for (x, y) in values(7, 40 * width).chunks_exact(width).zip(y.chunks_exact(width)) {
             let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
             let factor = 1.0 / (squares / width as f64 + 1e-5).sqrt();
             for ((x, y), gamma) in x.iter().zip(y).zip(&gamma) {
@@ -122,13 +105,7 @@ fn p1_add_and_rope_have_one_arithmetic() {
         x.as_slice().to_vec()
     });
     for style in [RopeStyle::Interleaved, RopeStyle::Halves] {
-        let spec = RopeSpec {
-            style,
-            head_dim: 64,
-            rotated: 48,
-            theta: 1e4,
-            positions: 3000,
-        };
+        let spec = RopeSpec { style, head_dim: 64, rotated: 48, theta: 1e4, positions: 3000 };
         let table = RopeTable::try_new(spec).unwrap();
         check(384, |device, x, rows| {
             let mut x = buffer(device, x);
@@ -145,12 +122,7 @@ fn embedding_and_taking_rows_copy_what_was_asked_for() {
         let mut stream = device.stream().unwrap();
         let table = values(11, 10 * 24);
         let bytes: Vec<u8> = table.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let matrix = Matrix {
-            format: WeightFormat::F32,
-            n: 10,
-            k: 24,
-            bytes: &bytes,
-        };
+        let matrix = Matrix { format: WeightFormat::F32, n: 10, k: 24, bytes: &bytes };
         let weight = device.weight(matrix).unwrap();
         let mut out = device.buffer::<f32>(4 * 24).unwrap();
         device.embed(&mut stream, &weight, &[9, 0, 9], &mut out);

@@ -65,11 +65,7 @@ impl Node {
         config.host.huge_pages = false;
         let running = start(&config, &opened, &daemon.role("decode")).unwrap();
         let channel = proto::channel(&running.record.control, &ChannelOptions::default());
-        Self {
-            _daemon: daemon,
-            running,
-            channel: channel.unwrap(),
-        }
+        Self { _daemon: daemon, running, channel: channel.unwrap() }
     }
 
     /// A session whose prefill node is at this address.
@@ -162,22 +158,13 @@ impl Node {
 async fn p6_a_session_whose_prefill_node_is_gone_fails_with_a_status_and_leaves_nothing() {
     let node = Node::start().await;
     // Bound and dropped: nobody listens there.
-    let nobody = TcpListener::bind("127.0.0.1:0")
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let request = node.request(1, &nobody.to_string());
     let mut stream = node.begin(request).await.unwrap();
-    let ended = tokio::time::timeout(PATIENCE, stream.message())
-        .await
-        .unwrap();
+    let ended = tokio::time::timeout(PATIENCE, stream.message()).await.unwrap();
     assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
     node.quiet().await;
-    assert_eq!(
-        node.metric("oasiskv_decode_sessions_ended_total", "\"failed\""),
-        1
-    );
+    assert_eq!(node.metric("oasiskv_decode_sessions_ended_total", "\"failed\""), 1);
 }
 
 #[tokio::test]
@@ -187,16 +174,10 @@ async fn p6_a_client_that_leaves_while_a_frozen_node_is_asked_leaves_nothing() {
     let frozen = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = frozen.local_addr().unwrap().to_string();
     let stream = node.begin(node.request(1, &address)).await.unwrap();
-    node.until("the session lives", |node| {
-        node.metric("oasiskv_decode_sessions", "") == 1
-    })
-    .await;
+    node.until("the session lives", |node| node.metric("oasiskv_decode_sessions", "") == 1).await;
     drop(stream);
     node.quiet().await;
-    assert_eq!(
-        node.metric("oasiskv_decode_sessions_ended_total", "\"cancelled\""),
-        1
-    );
+    assert_eq!(node.metric("oasiskv_decode_sessions_ended_total", "\"cancelled\""), 1);
 }
 
 #[tokio::test]
@@ -227,8 +208,5 @@ fn p4_a_queue_that_is_shorter_than_the_sessions_is_refused_with_its_remedy() {
     config.check().unwrap();
     config.session.sessions_max = config.batch.waiting_max.get() + 1;
     let error = config.check().unwrap_err().to_string();
-    assert!(
-        error.contains("batch.waiting_max") && error.contains("raise it"),
-        "{error}"
-    );
+    assert!(error.contains("batch.waiting_max") && error.contains("raise it"), "{error}");
 }

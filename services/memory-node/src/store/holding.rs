@@ -98,10 +98,7 @@ pub(super) fn note_pin<F, S: Clone>(
     };
     holding.pins.insert(at);
     for slot in copy.slices.iter() {
-        let SliceRef {
-            slot: index,
-            generation,
-        } = place(slot);
+        let SliceRef { slot: index, generation } = place(slot);
         holding.readable.insert(index, (generation, slot.clone()));
     }
     copy.slices.len()

@@ -30,10 +30,7 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        assert!(
-            self.rack.borrow_mut().ids.insert(self.at.slot),
-            "freed twice"
-        );
+        assert!(self.rack.borrow_mut().ids.insert(self.at.slot), "freed twice");
     }
 }
 
@@ -91,10 +88,7 @@ fn receipt(n: u8) -> BlockReceipt {
 }
 
 fn key(n: u8) -> BlockKey {
-    BlockKey {
-        hash: BlockHash([n; 32]),
-        generation: 0,
-    }
+    BlockKey { hash: BlockHash([n; 32]), generation: 0 }
 }
 
 fn at(secs: u64) -> Moment {
@@ -113,45 +107,29 @@ fn ask(session: u128, epoch: u64, slices: u32) -> Reservation {
 
 fn store(total: u32) -> (Store<Rack>, Rack) {
     let rack = Rack::new(total);
-    let limits = LeaseLimits {
-        sessions_max: 8,
-        lease_max: Span::from_secs(30),
-    };
+    let limits = LeaseLimits { sessions_max: 8, lease_max: Span::from_secs(30) };
     (Store::new(rack.clone(), limits), rack)
 }
 
 fn reserve(store: &mut Store<Rack>, session: u128, slices: u32) -> Grant {
-    store
-        .reserve(&ask(session, 1, slices), [session as u8; 16], at(0))
-        .unwrap()
-        .grant
+    store.reserve(&ask(session, 1, slices), [session as u8; 16], at(0)).unwrap().grant
 }
 
 /// Places, lands and keeps one block; where it lies.
 fn put(store: &mut Store<Rack>, grant: &Grant, n: u8) -> Vec<SliceRef> {
     let placed = store.place(grant, vec![receipt(n)], at(0)).unwrap();
     if placed.place.is_empty() {
-        return store.locate(grant, &[key(n)], at(0)).unwrap().found[0]
-            .slices
-            .to_vec();
+        return store.locate(grant, &[key(n)], at(0)).unwrap().found[0].slices.to_vec();
     }
     let refs = placed.place[0].slices.to_vec();
     let slots = store.open_write(grant, &refs, at(0)).unwrap();
-    store
-        .landed(grant, refs.iter().copied().zip(slots).collect(), at(0))
-        .unwrap();
+    store.landed(grant, refs.iter().copied().zip(slots).collect(), at(0)).unwrap();
     assert_eq!(commit(store, grant, n, true), "kept");
     refs
 }
 
 fn commit(store: &mut Store<Rack>, grant: &Grant, n: u8, good: bool) -> &'static str {
-    match store
-        .take_landed(grant, &[key(n)], at(0))
-        .unwrap()
-        .pop()
-        .unwrap()
-        .1
-    {
+    match store.take_landed(grant, &[key(n)], at(0)).unwrap().pop().unwrap().1 {
         Verdict::Kept => "kept before",
         Verdict::Rejected => "rejected",
         Verdict::Verify(landed) if good => {
@@ -177,24 +155,15 @@ fn p2_nothing_is_readable_before_it_was_verified() {
     assert_eq!(read(&mut store), closed);
     let slots = store.open_write(&grant, &refs, at(0)).unwrap();
     assert_eq!(read(&mut store), closed);
-    store
-        .landed(&grant, refs.iter().copied().zip(slots).collect(), at(0))
-        .unwrap();
+    store.landed(&grant, refs.iter().copied().zip(slots).collect(), at(0)).unwrap();
     assert_eq!(read(&mut store), closed);
-    assert_eq!(
-        store.locate(&grant, &[key(1)], at(0)).unwrap().missing,
-        [key(1)]
-    );
+    assert_eq!(store.locate(&grant, &[key(1)], at(0)).unwrap().missing, [key(1)]);
     assert_eq!(commit(&mut store, &grant, 1, false), "corrupt");
     assert_eq!(read(&mut store), closed, "a corrupt block is gone");
     assert_eq!((store.counts().used, rack.free()), (0, 12));
     let refs = put(&mut store, &grant, 1);
     assert_eq!(store.open_read(&grant, &refs, at(0)).unwrap().len(), 3);
-    assert_eq!(
-        commit(&mut store, &grant, 1, true),
-        "kept before",
-        "commit is idempotent"
-    );
+    assert_eq!(commit(&mut store, &grant, 1, true), "kept before", "commit is idempotent");
 }
 
 /// Case 13: the five bad references, each a refusal of its own.
@@ -206,16 +175,10 @@ fn case_13_bad_references_are_refused_by_name() {
     let read = |store: &mut Store<Rack>, grant: &Grant, refs: &[SliceRef], now| {
         store.open_read(grant, refs, now).map(|slots| slots.len())
     };
-    let outside = SliceRef {
-        slot: u32::MAX,
-        generation: 1,
-    };
+    let outside = SliceRef { slot: u32::MAX, generation: 1 };
     let refused = read(&mut store, &grant, &[old[0], outside], at(0));
     assert_eq!(refused, Err(AccessRefused::NotYours(u32::MAX)));
-    let forged = Grant {
-        secret: [9; 16],
-        ..grant.clone()
-    };
+    let forged = Grant { secret: [9; 16], ..grant.clone() };
     let refused = read(&mut store, &forged, &old, at(0));
     assert_eq!(refused, Err(AccessRefused::Denied(Denied::WrongSecret)));
     let expired = read(&mut store, &grant, &old, at(11));
@@ -225,42 +188,25 @@ fn case_13_bad_references_are_refused_by_name() {
     assert_eq!(refused, Err(AccessRefused::Denied(Denied::NoSession)));
     let next = reserve(&mut store, 2, 3);
     let refused = read(&mut store, &next, &old, at(0));
-    assert_eq!(
-        refused,
-        Err(AccessRefused::NotYours(old[0].slot)),
-        "cached, not pinned"
-    );
+    assert_eq!(refused, Err(AccessRefused::NotYours(old[0].slot)), "cached, not pinned");
     let new = put(&mut store, &next, 2);
     assert_eq!(new[0].slot, old[0].slot, "the cached block made room");
-    assert_eq!(
-        read(&mut store, &next, &old, at(0)),
-        Err(AccessRefused::Stale(old[0].slot))
-    );
+    assert_eq!(read(&mut store, &next, &old, at(0)), Err(AccessRefused::Stale(old[0].slot)));
 }
 
 #[test]
 fn case_01_a_session_that_is_never_heard_of_again_is_freed_by_its_lease() {
     let (mut store, rack) = store(12);
     let grant = reserve(&mut store, 1, 12);
-    let placed = store
-        .place(&grant, vec![receipt(1), receipt(2)], at(0))
-        .unwrap();
-    let out = store
-        .open_write(&grant, &placed.place[0].slices, at(0))
-        .unwrap();
+    let placed = store.place(&grant, vec![receipt(1), receipt(2)], at(0)).unwrap();
+    let out = store.open_write(&grant, &placed.place[0].slices, at(0)).unwrap();
     assert!(store.expire(at(9)).is_empty());
     assert_eq!(store.expire(at(10)), [SessionId(1)]);
     assert_eq!(rack.free(), 9, "P7: a connection still writes to three");
     let pairs = placed.place[0].slices.iter().copied().zip(out).collect();
     assert_eq!(store.landed(&grant, pairs, at(10)), Err(Denied::NoSession));
     assert_eq!(rack.free(), 12);
-    assert_eq!(
-        store.counts(),
-        Counts {
-            total: 12,
-            ..Counts::default()
-        }
-    );
+    assert_eq!(store.counts(), Counts { total: 12, ..Counts::default() });
 }
 
 /// Case 5 and 32: a release in any state frees everything, and so does a repeated one.
@@ -291,10 +237,7 @@ fn case_05_case_32_a_release_in_any_state_frees_everything() {
         assert_eq!((counts.reserved, counts.used, counts.landing), (0, 0, 0));
         assert_eq!(rack.free() + counts.cached, 12, "state {state}");
         let late = store.reserve(&ask(1, 1, 1), [0; 16], at(2));
-        assert!(
-            matches!(late, Err(ReserveRefused::StaleEpoch { .. })),
-            "overtaken"
-        );
+        assert!(matches!(late, Err(ReserveRefused::StaleEpoch { .. })), "overtaken");
     }
 }
 
@@ -303,10 +246,7 @@ fn case_25_a_block_of_the_same_key_and_other_bytes_is_a_conflict() {
     let (mut store, _) = store(12);
     let grant = reserve(&mut store, 1, 6);
     put(&mut store, &grant, 1);
-    let other = BlockReceipt {
-        checksums: vec![SliceChecksum(99); SLICES].into(),
-        ..receipt(1)
-    };
+    let other = BlockReceipt { checksums: vec![SliceChecksum(99); SLICES].into(), ..receipt(1) };
     let refused = store.place(&grant, vec![other], at(0));
     assert_eq!(refused, Err(PlaceRefused::Conflict { key: key(1) }));
 }
@@ -318,36 +258,17 @@ fn p4_promises_never_exceed_the_slots_and_cache_gives_way() {
     put(&mut store, &first, 1);
     put(&mut store, &first, 2);
     let over = store.place(&first, vec![receipt(3)], at(0));
-    assert_eq!(
-        over,
-        Err(PlaceRefused::OverReservation { wanted: 3, left: 0 })
-    );
+    assert_eq!(over, Err(PlaceRefused::OverReservation { wanted: 3, left: 0 }));
     let full = store.reserve(&ask(2, 1, 1), [2; 16], at(0));
     assert_eq!(full, Err(ReserveRefused::Full { wanted: 1, free: 0 }));
     let never = store.reserve(&ask(2, 1, 7), [2; 16], at(0));
-    assert_eq!(
-        never,
-        Err(ReserveRefused::NeverFits {
-            wanted: 7,
-            total: 6
-        })
-    );
+    assert_eq!(never, Err(ReserveRefused::NeverFits { wanted: 7, total: 6 }));
     store.release(SessionId(1), Epoch(1), at(0));
-    assert_eq!(
-        (store.counts().cached, rack.free()),
-        (6, 0),
-        "sealed blocks outlive it"
-    );
+    assert_eq!((store.counts().cached, rack.free()), (6, 0), "sealed blocks outlive it");
     let second = reserve(&mut store, 2, 6);
-    let placed = store
-        .place(&second, vec![receipt(2), receipt(3)], at(0))
-        .unwrap();
+    let placed = store.place(&second, vec![receipt(2), receipt(3)], at(0)).unwrap();
     assert_eq!(placed.held, [key(2)], "found in the cache");
-    assert_eq!(
-        placed.place[0].key,
-        key(3),
-        "the other cached block made room"
-    );
+    assert_eq!(placed.place[0].key, key(3), "the other cached block made room");
     store.drain();
     let draining = store.reserve(&ask(3, 1, 1), [3; 16], at(0));
     assert_eq!(draining, Err(ReserveRefused::Draining));
@@ -357,23 +278,14 @@ fn p4_promises_never_exceed_the_slots_and_cache_gives_way() {
 fn p7_slots_on_the_wire_of_an_ended_session_are_not_given_to_the_next() {
     let (mut store, _) = store(3);
     let first = reserve(&mut store, 1, 3);
-    let refs = store.place(&first, vec![receipt(1)], at(0)).unwrap().place[0]
-        .slices
-        .to_vec();
+    let refs = store.place(&first, vec![receipt(1)], at(0)).unwrap().place[0].slices.to_vec();
     let out = store.open_write(&first, &refs, at(0)).unwrap();
     store.release(SessionId(1), Epoch(1), at(0));
     let second = reserve(&mut store, 2, 3);
     let busy = store.place(&second, vec![receipt(2)], at(0));
     assert_eq!(busy, Err(PlaceRefused::Busy { wanted: 3, free: 0 }));
     drop(out);
-    assert_eq!(
-        store
-            .place(&second, vec![receipt(2)], at(0))
-            .unwrap()
-            .place
-            .len(),
-        1
-    );
+    assert_eq!(store.place(&second, vec![receipt(2)], at(0)).unwrap().place.len(), 1);
 }
 
 #[test]
@@ -381,9 +293,7 @@ fn a_block_placed_again_begins_anew_and_costs_nothing_more() {
     let (mut store, _) = store(6);
     let grant = reserve(&mut store, 1, 3);
     let first = store.place(&grant, vec![receipt(1)], at(0)).unwrap();
-    let out = store
-        .open_write(&grant, &first.place[0].slices, at(0))
-        .unwrap();
+    let out = store.open_write(&grant, &first.place[0].slices, at(0)).unwrap();
     store.aborted(&grant, &first.place[0].slices, at(0));
     drop(out);
     assert_eq!(put(&mut store, &grant, 1).len(), 3);
@@ -392,20 +302,9 @@ fn a_block_placed_again_begins_anew_and_costs_nothing_more() {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Reserve {
-        session: u128,
-        epoch: u64,
-        slices: u32,
-    },
-    Put {
-        session: u128,
-        block: u8,
-        fate: u8,
-    },
-    Locate {
-        session: u128,
-        block: u8,
-    },
+    Reserve { session: u128, epoch: u64, slices: u32 },
+    Put { session: u128, block: u8, fate: u8 },
+    Locate { session: u128, block: u8 },
     Release(u128),
     Tick(u64),
     DropStray,
@@ -457,9 +356,7 @@ impl World {
             self.stray.extend(slots);
             return;
         }
-        self.store
-            .landed(grant, refs.into_iter().zip(slots).collect(), now)
-            .unwrap();
+        self.store.landed(grant, refs.into_iter().zip(slots).collect(), now).unwrap();
         for (_, verdict) in self.store.take_landed(grant, &[key(block)], now).unwrap() {
             let Verdict::Verify(landed) = verdict else {
                 continue;
@@ -475,24 +372,14 @@ impl World {
 
     fn apply(&mut self, op: &Op) {
         match *op {
-            Op::Reserve {
-                session,
-                epoch,
-                slices,
-            } => {
+            Op::Reserve { session, epoch, slices } => {
                 let secret = [epoch as u8; 16];
-                let granted = self
-                    .store
-                    .reserve(&ask(session, epoch, slices), secret, self.now);
+                let granted = self.store.reserve(&ask(session, epoch, slices), secret, self.now);
                 if let Ok(granted) = granted {
                     self.grants[session as usize] = Some(granted.grant);
                 }
             }
-            Op::Put {
-                session,
-                block,
-                fate,
-            } => {
+            Op::Put { session, block, fate } => {
                 if let Some(grant) = self.grants[session as usize].clone() {
                     self.put(&grant, block, fate);
                 }

@@ -94,13 +94,7 @@ async fn measure(args: &EngineArgs) -> anyhow::Result<()> {
     let fetch = crate::fetch_config(&compute);
     let opened = model::open(&compute, &fetch, &mut Bar::default())?;
     let mut rows = Vec::new();
-    let longest = args
-        .contexts
-        .iter()
-        .chain(&args.prefill)
-        .max()
-        .copied()
-        .unwrap_or(0);
+    let longest = args.contexts.iter().chain(&args.prefill).max().copied().unwrap_or(0);
     anyhow::ensure!(
         longest + DECODE_TOKENS <= opened.model.spec().context,
         "--contexts and --prefill: {longest} tokens exceed the model's context of {}",
@@ -135,11 +129,7 @@ async fn measure(args: &EngineArgs) -> anyhow::Result<()> {
             "device": kernels::Device::describe(&opened.device),
             "rows": rows,
         });
-        writeln!(
-            std::io::stdout(),
-            "{}",
-            serde_json::to_string_pretty(&document)?
-        )?;
+        writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&document)?)?;
     }
     Ok(())
 }
@@ -161,12 +151,7 @@ fn show(args: &EngineArgs, row: Option<&Row>) -> std::io::Result<()> {
     let Some(row) = row.filter(|_| !args.json) else {
         return Ok(());
     };
-    let Row {
-        phase,
-        sequences,
-        context,
-        ..
-    } = row;
+    let Row { phase, sequences, context, .. } = row;
     writeln!(
         std::io::stdout(),
         "{phase:<8} {sequences:>2} sequences, context {context:>5}: {:>8.1} tokens/s \
@@ -204,13 +189,8 @@ fn memory(
     let spec = opened.model.spec();
     let blocks = kv::blocks_for(tokens as usize) * sequences;
     let bytes = ByteCount((blocks * spec.shape().slices() * spec.slice_bytes()) as u64);
-    DeviceKv::try_new(
-        &opened.device,
-        spec.shape(),
-        usize::from(spec.head_dim),
-        bytes,
-    )
-    .context("device memory")
+    DeviceKv::try_new(&opened.device, spec.shape(), usize::from(spec.head_dim), bytes)
+        .context("device memory")
 }
 
 impl Prefill {
@@ -219,28 +199,18 @@ impl Prefill {
         let memory = memory(opened, tokens_max, 1)?;
         let one = NonZeroUsize::MIN;
         let chunk_tokens = NonZeroUsize::new(256).expect("not zero");
-        let options = PrefillOptions {
-            chunk_tokens,
-            active_max: one,
-            waiting_max: one,
-        };
+        let options = PrefillOptions { chunk_tokens, active_max: one, waiting_max: one };
         let engine = PrefillEngine::start(Arc::clone(&opened.model), memory.clone(), options)?;
         // Two prompts: one is kept for decode while the next is computed.
         let slots = memory.slots_for(tokens_max).saturating_mul(2);
         let slab = Slab::try_new(slots, spec.slice_bytes(), HugePages::Auto)?;
-        Ok(Self {
-            engine,
-            memory,
-            slab,
-            vocab: spec.vocab,
-        })
+        Ok(Self { engine, memory, slab, vocab: spec.vocab })
     }
 
     async fn run(&self, count: u32) -> anyhow::Result<Prompt> {
         // Any text will do for the time it takes; a fixed one makes runs comparable.
-        let tokens: Arc<[TokenId]> = (0..count)
-            .map(|i| TokenId(i.wrapping_mul(2_654_435_761) % self.vocab))
-            .collect();
+        let tokens: Arc<[TokenId]> =
+            (0..count).map(|i| TokenId(i.wrapping_mul(2_654_435_761) % self.vocab)).collect();
         let slots = self.memory.slots_for(count);
         let job = PrefillJob {
             tokens: Arc::clone(&tokens),
@@ -303,10 +273,8 @@ impl Decode {
         for _ in 0..sequences {
             admissions.push(self.admission(prompt)?);
         }
-        let admitted: Result<Vec<SequenceHandle>, _> = admissions
-            .into_iter()
-            .map(|admission| self.engine.admit(admission))
-            .collect();
+        let admitted: Result<Vec<SequenceHandle>, _> =
+            admissions.into_iter().map(|admission| self.engine.admit(admission)).collect();
         let mut handles = admitted?;
         let mut began = None;
         for handle in &mut handles {
@@ -335,25 +303,14 @@ impl Decode {
         for (block, tokens) in prompt.blocks.iter().zip(chunks) {
             let key: BlockKey = block.receipt.key;
             let identity = (key, tokens.try_into()?);
-            self.memory
-                .load_sealed(&mut table, &mut reservation, identity, &block.slices)?;
+            self.memory.load_sealed(&mut table, &mut reservation, identity, &block.slices)?;
         }
         if let Some(tail) = &prompt.tail {
-            self.memory
-                .load_open(&mut table, &mut reservation, rest, &tail.slices)?;
+            self.memory.load_open(&mut table, &mut reservation, rest, &tail.slices)?;
         }
-        let parent = prompt
-            .blocks
-            .last()
-            .map_or(ROOT, |block| block.receipt.key.hash);
-        let sampling = Sampling {
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            seed: 0,
-            choice: 0,
-        };
+        let parent = prompt.blocks.last().map_or(ROOT, |block| block.receipt.key.hash);
+        let sampling =
+            Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0, choice: 0 };
         Ok(Admission {
             table,
             reservation,

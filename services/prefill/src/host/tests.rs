@@ -16,10 +16,7 @@ const ROOT: BlockHash = BlockHash([1; 32]);
 fn tier(blocks: u32) -> HostTier {
     let slots = blocks * SLICES as u32;
     let slab = Slab::try_new(slots, SLICE_BYTES, HugePages::Off).unwrap();
-    let limits = LeaseLimits {
-        sessions_max: 64,
-        lease_max: Span::from_secs(30),
-    };
+    let limits = LeaseLimits { sessions_max: 64, lease_max: Span::from_secs(30) };
     HostTier::new(slab, limits, blocks as usize)
 }
 
@@ -40,9 +37,8 @@ fn reserve(tier: &HostTier, session: u128, blocks: u32) -> Result<Grant, Reserve
 
 /// A prompt of full blocks.
 fn prompt(seed: u32, blocks: usize) -> (Vec<TokenId>, Vec<BlockHash>) {
-    let tokens: Vec<TokenId> = (0..blocks * BLOCK_TOKENS)
-        .map(|at| TokenId(seed * 1000 + at as u32))
-        .collect();
+    let tokens: Vec<TokenId> =
+        (0..blocks * BLOCK_TOKENS).map(|at| TokenId(seed * 1000 + at as u32)).collect();
     let hashes = BlockHashes::from_root(ROOT, &tokens).clone();
     (tokens, hashes)
 }
@@ -61,10 +57,7 @@ fn run(tier: &HostTier, grant: &Grant, seed: u32, blocks: usize) -> Vec<HostBloc
         });
         let block = HostBlock {
             receipt: BlockReceipt {
-                key: BlockKey {
-                    hash: hashes[index],
-                    generation: 0,
-                },
+                key: BlockKey { hash: hashes[index], generation: 0 },
                 index: BlockIdx(index as u32),
                 shard: ShardId(0),
                 tokens: 16,
@@ -87,11 +80,7 @@ fn refs(blocks: &[HostBlock]) -> Vec<SlotRef> {
 }
 
 fn credential(grant: &Grant) -> Credential {
-    Credential {
-        session: grant.session,
-        epoch: grant.epoch,
-        secret: grant.secret,
-    }
+    Credential { session: grant.session, epoch: grant.epoch, secret: grant.secret }
 }
 
 fn read(tier: &HostTier, grant: &Grant, refs: &[SlotRef]) -> Result<Vec<u8>, Refusal> {
@@ -105,30 +94,15 @@ async fn p7_a_session_reads_what_was_published_to_it_and_nothing_else() {
     let (mine, other) = (reserve(&tier, 1, 2).unwrap(), reserve(&tier, 2, 2).unwrap());
     let blocks = refs(&run(&tier, &mine, 1, 2));
     let theirs = refs(&run(&tier, &other, 2, 2));
-    assert_eq!(
-        read(&tier, &mine, &blocks).unwrap(),
-        [1, 1, 1, 1, 0, 0, 0, 0]
-    );
+    assert_eq!(read(&tier, &mine, &blocks).unwrap(), [1, 1, 1, 1, 0, 0, 0, 0]);
     let not_mine = Err(Refusal::NotYours(theirs[0].slot));
     assert_eq!(read(&tier, &mine, &theirs), not_mine);
-    let wrong = Grant {
-        secret: [9; 16],
-        ..mine.clone()
-    };
+    let wrong = Grant { secret: [9; 16], ..mine.clone() };
     assert_eq!(read(&tier, &wrong, &blocks), Err(Refusal::NoGrant));
-    let stale = Grant {
-        epoch: Epoch(0),
-        ..mine.clone()
-    };
+    let stale = Grant { epoch: Epoch(0), ..mine.clone() };
     assert_eq!(read(&tier, &stale, &blocks), Err(Refusal::StaleEpoch));
-    let beyond = SlotRef {
-        slot: u32::MAX,
-        generation: 0,
-    };
-    assert_eq!(
-        read(&tier, &mine, &[beyond]),
-        Err(Refusal::NotYours(u32::MAX))
-    );
+    let beyond = SlotRef { slot: u32::MAX, generation: 0 };
+    assert_eq!(read(&tier, &mine, &[beyond]), Err(Refusal::NotYours(u32::MAX)));
     let write = tier.open_write(&credential(&mine), &blocks);
     assert_eq!(write.err(), Some(Refusal::NotYours(blocks[0].slot)));
 }
@@ -189,13 +163,7 @@ async fn p4_cached_blocks_count_as_free_and_read_ones_are_never_evicted() {
     assert_eq!(tier.capacity().free, two);
     // Three blocks cannot be had, so that the cache must not lose its two.
     let refused = reserve(&tier, 3, 3).unwrap_err();
-    assert_eq!(
-        refused,
-        ReserveRefused::Full {
-            wanted: 12,
-            free: 8
-        }
-    );
+    assert_eq!(refused, ReserveRefused::Full { wanted: 12, free: 8 });
     assert_eq!(tier.usage().cached_blocks, 4);
     reserve(&tier, 4, 2).unwrap();
     assert_eq!(tier.usage().cached_blocks, 2);
@@ -206,13 +174,7 @@ async fn p4_cached_blocks_count_as_free_and_read_ones_are_never_evicted() {
 async fn case_33_a_session_gets_room_for_its_whole_prompt_or_is_refused_at_once() {
     let tier = tier(4);
     let never = reserve(&tier, 1, 5).unwrap_err();
-    assert_eq!(
-        never,
-        ReserveRefused::NeverFits {
-            wanted: 20,
-            total: 16
-        }
-    );
+    assert_eq!(never, ReserveRefused::NeverFits { wanted: 20, total: 16 });
     let first = reserve(&tier, 1, 3).unwrap();
     let full = reserve(&tier, 2, 2).unwrap_err();
     assert_eq!(full, ReserveRefused::Full { wanted: 8, free: 4 });
@@ -246,19 +208,13 @@ async fn p6_release_and_expiry_stop_the_run_and_free_its_slots() {
         assert!(!tier.publish(&grant, &[run_nothing()]));
         drop(slots);
         let usage = tier.usage();
-        assert_eq!(
-            (usage.free, usage.reserved, usage.sessions),
-            (usage.total, 0, 0)
-        );
+        assert_eq!((usage.free, usage.reserved, usage.sessions), (usage.total, 0, 0));
     }
 }
 
 /// A block without slices.
 fn run_nothing() -> HostBlock {
-    let key = BlockKey {
-        hash: ROOT,
-        generation: 0,
-    };
+    let key = BlockKey { hash: ROOT, generation: 0 };
     let receipt = BlockReceipt {
         key,
         index: BlockIdx(0),

@@ -108,24 +108,15 @@ impl Node {
             lease: Span::from_secs(30),
         };
         let mut client = proto::client::reservations(self.channel.clone());
-        let answer = client
-            .reserve(v1::ReserveRequest::from(request))
-            .await
-            .unwrap();
+        let answer = client.reserve(v1::ReserveRequest::from(request)).await.unwrap();
         let answer: Result<Granted, ReserveRefused> = answer.into_inner().try_into().unwrap();
         answer.map(|granted| granted.grant)
     }
 
     pub(crate) async fn release(&self, grant: &Grant) {
-        let release = Release {
-            session: grant.session,
-            epoch: grant.epoch,
-        };
+        let release = Release { session: grant.session, epoch: grant.epoch };
         let mut client = proto::client::reservations(self.channel.clone());
-        client
-            .release(v1::ReleaseRequest::from(release))
-            .await
-            .unwrap();
+        client.release(v1::ReleaseRequest::from(release)).await.unwrap();
     }
 
     /// A request as decode would make it.
@@ -137,11 +128,8 @@ impl Node {
             control: record.control.clone(),
             bulk: record.bulk.clone(),
         };
-        let decode = Target {
-            node: "decode-0".parse().unwrap(),
-            incarnation: Incarnation(1),
-            ..me.clone()
-        };
+        let decode =
+            Target { node: "decode-0".parse().unwrap(), incarnation: Incarnation(1), ..me.clone() };
         PrefillRequest {
             plan: Plan {
                 session: grant.session,
@@ -183,26 +171,16 @@ impl Node {
         grant: &Grant,
         block: &SealedBlock,
     ) -> Result<Vec<SlotMut>, Failure> {
-        let auth = Credential {
-            session: grant.session,
-            epoch: grant.epoch,
-            secret: grant.secret,
-        };
+        let auth = Credential { session: grant.session, epoch: grant.epoch, secret: grant.secret };
         let refs: Vec<SlotRef> = block
             .at
             .iter()
-            .map(|at| SlotRef {
-                slot: at.slot,
-                generation: at.generation,
-            })
+            .map(|at| SlotRef { slot: at.slot, generation: at.generation })
             .collect();
         let landing = self.landing.try_alloc_many(SLICES as u32).unwrap();
         let bulk = BulkAddress::Tcp(self.running.record.bulk.as_str().into());
         let soon = Instant::now() + PATIENCE;
-        let read = self
-            .transport
-            .read(&bulk, &auth, &refs, landing, soon)
-            .await;
+        let read = self.transport.read(&bulk, &auth, &refs, landing, soon).await;
         read.map_err(|failed| failed.failure)
     }
 
@@ -246,9 +224,8 @@ impl Node {
 pub(crate) async fn finish(mut stream: Streaming<v1::PrefillEvent>) -> Result<Ran, Status> {
     let mut sealed = Vec::new();
     let mut handover = None;
-    while let Some(event) = tokio::time::timeout(PATIENCE, stream.message())
-        .await
-        .expect("the run goes on")?
+    while let Some(event) =
+        tokio::time::timeout(PATIENCE, stream.message()).await.expect("the run goes on")?
     {
         match PrefillEvent::try_from(event).unwrap() {
             PrefillEvent::Sealed(blocks) => sealed.extend(blocks),
@@ -256,10 +233,7 @@ pub(crate) async fn finish(mut stream: Streaming<v1::PrefillEvent>) -> Result<Ra
             PrefillEvent::Copied(copied) => assert_eq!(copied.blocks, 0),
         }
     }
-    Ok(Ran {
-        sealed,
-        handover: handover.expect("a run ends with a hand-over"),
-    })
+    Ok(Ran { sealed, handover: handover.expect("a run ends with a hand-over") })
 }
 
 /// Random tokens of the tiny model.

@@ -36,10 +36,7 @@ async fn p1_p2_a_prompt_is_computed_read_and_reused_with_the_same_bits() {
     }
     node.release(&first).await;
     let refused = node.read(&first, tail).await.unwrap_err();
-    assert!(
-        matches!(refused, Failure::Refused(Refusal::NoGrant)),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Failure::Refused(Refusal::NoGrant)), "{refused:?}");
     node.release(&second).await;
     node.quiet().await;
     assert_eq!(node.metric("vllm:prefix_cache_hits_total", ""), 160);
@@ -112,12 +109,7 @@ async fn p7_runs_that_are_not_for_this_node_or_contradict_themselves_are_refused
     assert_eq!(code(&class).await, Code::FailedPrecondition);
     let root = |it: &mut PrefillRequest| it.prompt.root = BlockHash([6; 32]);
     assert_eq!(code(&root).await, Code::InvalidArgument);
-    let secret = |it: &mut PrefillRequest| {
-        it.grant = Grant {
-            secret: [0; 16],
-            ..it.grant.clone()
-        }
-    };
+    let secret = |it: &mut PrefillRequest| it.grant = Grant { secret: [0; 16], ..it.grant.clone() };
     assert_eq!(code(&secret).await, Code::PermissionDenied);
     let long = |it: &mut PrefillRequest| it.prompt = prompt(1, 400);
     assert_eq!(code(&long).await, Code::OutOfRange);
@@ -147,10 +139,7 @@ async fn case_6_a_draining_node_refuses_new_sessions_and_serves_those_it_has() {
             session += 1;
         }
         for session in 2..session {
-            let grant = Grant {
-                session: ids::SessionId(session),
-                ..grant.clone()
-            };
+            let grant = Grant { session: ids::SessionId(session), ..grant.clone() };
             node.release(&grant).await;
         }
         assert!(node.read(&grant, &ran.sealed[0]).await.is_ok());

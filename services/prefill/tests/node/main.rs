@@ -10,9 +10,6 @@ mod life;
 #[path = "../../../../crates/model/tests/model/tiny.rs"]
 mod tiny;
 #[cfg(test)]
-#[expect(
-    dead_code,
-    reason = "reading tensors back is the model crate's business"
-)]
+#[expect(dead_code, reason = "reading tensors back is the model crate's business")]
 #[path = "../../../../crates/model/tests/model/writer.rs"]
 mod writer;
