@@ -39,18 +39,18 @@ mod tests {
 
     #[test]
     fn the_cache_is_where_xdg_says() {
-        let home = || Some(PathBuf::from("/home/u"));
+        let home = || Some(PathBuf::from("/users/u"));
         assert_eq!(
             cache_dir_of(Some("/c".into()), home()),
             Path::new("/c/oasiskv")
         );
         assert_eq!(
             cache_dir_of(Some("c".into()), home()),
-            Path::new("/home/u/.cache/oasiskv")
+            Path::new("/users/u/.cache/oasiskv")
         );
         assert_eq!(
             cache_dir_of(None, home()),
-            Path::new("/home/u/.cache/oasiskv")
+            Path::new("/users/u/.cache/oasiskv")
         );
         assert!(cache_dir_of(None, None).ends_with("oasiskv"));
     }
