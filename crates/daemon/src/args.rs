@@ -57,10 +57,7 @@ impl FromStr for Assignment {
 
     fn from_str(text: &str) -> Result<Self, NotAnAssignment> {
         let (key, value) = text.split_once('=').ok_or(NotAnAssignment)?;
-        Ok(Self {
-            key: key.trim().to_owned(),
-            value: value.to_owned(),
-        })
+        Ok(Self { key: key.trim().to_owned(), value: value.to_owned() })
     }
 }
 
@@ -76,11 +73,7 @@ impl CommonArgs {
         for Assignment { key, value } in &self.set {
             overrides.set_text("--set", key, value);
         }
-        Sources {
-            file: self.config.clone(),
-            env_prefix: env_prefix.to_owned(),
-            overrides,
-        }
+        Sources { file: self.config.clone(), env_prefix: env_prefix.to_owned(), overrides }
     }
 }
 
@@ -91,11 +84,7 @@ impl CommonArgs {
 /// The exit code to end with.
 pub fn parse<A: Parser>() -> Result<A, ExitCode> {
     A::try_parse().map_err(|error| {
-        let code = if error.use_stderr() {
-            exit::USAGE
-        } else {
-            exit::OK
-        };
+        let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
         // Nobody is left to tell if the terminal is gone.
         drop(error.print());
         ExitCode::from(code)
@@ -115,22 +104,9 @@ mod tests {
 
     #[test]
     fn flags_become_settings() {
-        let line = [
-            "p",
-            "--log-level",
-            "debug",
-            "--set",
-            "a.b=c=d",
-            "--insecure",
-        ];
+        let line = ["p", "--log-level", "debug", "--set", "a.b=c=d", "--insecure"];
         let program = Program::try_parse_from(line).expect("valid");
-        assert_eq!(
-            program.common.set,
-            [Assignment {
-                key: "a.b".into(),
-                value: "c=d".into()
-            }]
-        );
+        assert_eq!(program.common.set, [Assignment { key: "a.b".into(), value: "c=d".into() }]);
         let sources = program.common.sources("P", super::Overrides::default());
         assert_eq!(sources.env_prefix, "P");
         assert!(Program::try_parse_from(["p", "--set", "alone"]).is_err());

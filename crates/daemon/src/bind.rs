@@ -19,11 +19,7 @@ impl Exposure {
     /// From the configuration field `insecure`.
     #[must_use]
     pub fn from_insecure(insecure: bool) -> Self {
-        if insecure {
-            Self::Insecure
-        } else {
-            Self::Loopback
-        }
+        if insecure { Self::Insecure } else { Self::Loopback }
     }
 
     /// Whether this address may be bound, for the check of a configuration.
@@ -113,33 +109,16 @@ pub enum BindError {
 /// [`BindError::Exposed`] for a non-loopback address under [`Exposure::Loopback`], otherwise what
 /// the system said.
 pub fn bind(endpoint: Endpoint<'_>, exposure: Exposure) -> Result<TcpListener, BindError> {
-    let Endpoint {
-        role,
-        field,
-        address,
-    } = endpoint;
+    let Endpoint { role, field, address } = endpoint;
     let (role, field) = (role.to_owned(), field.to_owned());
     if !exposure.allows(address) {
-        return Err(BindError::Exposed {
-            role,
-            field,
-            address,
-        });
+        return Err(BindError::Exposed { role, field, address });
     }
     let bound = TcpListener::bind(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
     bound.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => BindError::InUse {
-            role,
-            field,
-            address,
-        },
-        _ => BindError::System {
-            role,
-            field,
-            address,
-            source,
-        },
+        io::ErrorKind::AddrInUse => BindError::InUse { role, field, address },
+        _ => BindError::System { role, field, address, source },
     })
 }
 
@@ -149,11 +128,7 @@ mod tests {
 
     fn endpoint(address: &str) -> Endpoint<'_> {
         let address = address.parse().expect("test address");
-        Endpoint {
-            role: "gateway",
-            field: "listen",
-            address,
-        }
+        Endpoint { role: "gateway", field: "listen", address }
     }
 
     #[test]
@@ -163,14 +138,8 @@ mod tests {
             assert!(matches!(refused, BindError::Exposed { .. }), "{refused}");
             assert!(refused.to_string().contains("--insecure"), "{refused}");
             let address = endpoint(address).address;
-            let checked = Exposure::Loopback
-                .check("listen", address)
-                .unwrap_err()
-                .to_string();
-            assert!(
-                checked.contains("`listen`") && checked.contains("--insecure"),
-                "{checked}"
-            );
+            let checked = Exposure::Loopback.check("listen", address).unwrap_err().to_string();
+            assert!(checked.contains("`listen`") && checked.contains("--insecure"), "{checked}");
         }
         bind(endpoint("127.0.0.1:0"), Exposure::Loopback).expect("loopback is open");
         bind(endpoint("0.0.0.0:0"), Exposure::Insecure).expect("the operator asked for it");

@@ -69,11 +69,7 @@ impl Overrides {
     /// text is read. `flag` is named in errors, as in `--set`.
     pub fn set_text(&mut self, flag: &str, key: &str, text: &str) {
         let value = Given::Text(text.to_owned());
-        self.0.push(Setting {
-            origin: Origin::Flag(flag.to_owned()),
-            key: key.to_owned(),
-            value,
-        });
+        self.0.push(Setting { origin: Origin::Flag(flag.to_owned()), key: key.to_owned(), value });
     }
 
     /// Sets `key` to what a flag was parsed into; `None` leaves the key alone. A value without a
@@ -84,11 +80,7 @@ impl Overrides {
             Ok(value) => Given::Typed(value),
             Err(error) => Given::Unwritable(error.to_string()),
         };
-        self.0.push(Setting {
-            origin: Origin::Flag(flag.to_owned()),
-            key: key.to_owned(),
-            value,
-        });
+        self.0.push(Setting { origin: Origin::Flag(flag.to_owned()), key: key.to_owned(), value });
     }
 }
 
@@ -137,28 +129,19 @@ fn load_with<C: DeserializeOwned + Serialize + Default>(
 /// # Errors
 /// [`ConfigError::Unwritable`] if `C` has no TOML form.
 pub fn print<C: Serialize>(config: &C) -> Result<String, ConfigError> {
-    toml::to_string_pretty(config).map_err(|e| ConfigError::Unwritable {
-        problem: e.to_string(),
-    })
+    toml::to_string_pretty(config).map_err(|e| ConfigError::Unwritable { problem: e.to_string() })
 }
 
 fn to_json<C: Serialize>(config: &C) -> Result<Value, ConfigError> {
-    serde_json::to_value(config).map_err(|e| ConfigError::Unwritable {
-        problem: e.to_string(),
-    })
+    serde_json::to_value(config).map_err(|e| ConfigError::Unwritable { problem: e.to_string() })
 }
 
 fn read_file(path: &Path) -> Result<String, ConfigError> {
-    let failed = |source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let file = fs::File::open(path).map_err(failed)?;
     let mut text = String::new();
     // One byte more than allowed tells "full" from "too long".
-    file.take(FILE_BYTES_MAX.get() + 1)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
+    file.take(FILE_BYTES_MAX.get() + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() > FILE_BYTES_MAX.as_usize() {
         let problem = format!("larger than {FILE_BYTES_MAX}, which no configuration is");
         return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
@@ -179,17 +162,11 @@ fn settings_in(
             continue;
         };
         let Some(value) = value.to_str() else {
-            return Err(ConfigError::NotText {
-                variable: name.to_owned(),
-            });
+            return Err(ConfigError::NotText { variable: name.to_owned() });
         };
         let key = name[prefix.len()..].to_lowercase().replace("__", ".");
         let value = Given::Text(value.to_owned());
-        settings.push(Setting {
-            origin: Origin::Variable(name.to_owned()),
-            key,
-            value,
-        });
+        settings.push(Setting { origin: Origin::Variable(name.to_owned()), key, value });
     }
     settings.sort_by(|a, b| a.key.cmp(&b.key));
     Ok(settings)

@@ -7,10 +7,7 @@ use std::path::PathBuf;
 /// A variable's text; `None` if it is unset, empty or not UTF-8.
 #[must_use]
 pub fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name)?
-        .into_string()
-        .ok()
-        .filter(|text| !text.is_empty())
+    std::env::var_os(name)?.into_string().ok().filter(|text| !text.is_empty())
 }
 
 /// Where this user's cached files belong: `$XDG_CACHE_HOME/oasiskv`, else `~/.cache/oasiskv`, else
@@ -23,12 +20,8 @@ pub fn cache_dir() -> PathBuf {
 fn cache_dir_of(xdg: Option<OsString>, home: Option<PathBuf>) -> PathBuf {
     // The XDG specification says that relative paths are to be ignored.
     let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = home
-        .filter(|path| path.is_absolute())
-        .map(|home| home.join(".cache"));
-    xdg.or(home)
-        .unwrap_or_else(std::env::temp_dir)
-        .join("oasiskv")
+    let home = home.filter(|path| path.is_absolute()).map(|home| home.join(".cache"));
+    xdg.or(home).unwrap_or_else(std::env::temp_dir).join("oasiskv")
 }
 
 #[cfg(test)]
@@ -40,18 +33,9 @@ mod tests {
     #[test]
     fn the_cache_is_where_xdg_says() {
         let home = || Some(PathBuf::from("/users/u"));
-        assert_eq!(
-            cache_dir_of(Some("/c".into()), home()),
-            Path::new("/c/oasiskv")
-        );
-        assert_eq!(
-            cache_dir_of(Some("c".into()), home()),
-            Path::new("/users/u/.cache/oasiskv")
-        );
-        assert_eq!(
-            cache_dir_of(None, home()),
-            Path::new("/users/u/.cache/oasiskv")
-        );
+        assert_eq!(cache_dir_of(Some("/c".into()), home()), Path::new("/c/oasiskv"));
+        assert_eq!(cache_dir_of(Some("c".into()), home()), Path::new("/users/u/.cache/oasiskv"));
+        assert_eq!(cache_dir_of(None, home()), Path::new("/users/u/.cache/oasiskv"));
         assert!(cache_dir_of(None, None).ends_with("oasiskv"));
     }
 }

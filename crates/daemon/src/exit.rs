@@ -17,10 +17,7 @@ pub const USAGE: u8 = 64;
 pub fn code_of(error: &anyhow::Error) -> u8 {
     let usage = error.chain().any(|cause| {
         cause.is::<ConfigError>()
-            || matches!(
-                cause.downcast_ref::<BindError>(),
-                Some(BindError::Exposed { .. })
-            )
+            || matches!(cause.downcast_ref::<BindError>(), Some(BindError::Exposed { .. }))
     });
     if usage { USAGE } else { FAILURE }
 }

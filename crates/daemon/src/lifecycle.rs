@@ -39,10 +39,7 @@ pub struct DrainConfig {
 
 impl Default for DrainConfig {
     fn default() -> Self {
-        Self {
-            grace: Span::secs(30),
-            flush: Span::secs(1),
-        }
+        Self { grace: Span::secs(30), flush: Span::secs(1) }
     }
 }
 
@@ -136,12 +133,7 @@ impl Daemon {
     #[must_use]
     pub fn new(drain: DrainConfig) -> Self {
         let (end, roles) = (End::default(), Mutex::default());
-        Self(Arc::new(Process {
-            drain,
-            end,
-            roles,
-            backstage: Arc::default(),
-        }))
+        Self(Arc::new(Process { drain, end, roles, backstage: Arc::default() }))
     }
 
     /// Adds a role. Roles drain in the reverse order of their creation, so create first what
@@ -165,12 +157,7 @@ impl Daemon {
     /// The probes of all roles so far, for one endpoint that speaks for the whole process.
     #[must_use]
     pub fn probes(&self) -> Vec<Probes> {
-        self.0
-            .roles
-            .lock()
-            .iter()
-            .map(|role| role.0.probes.clone())
-            .collect()
+        self.0.roles.lock().iter().map(|role| role.0.probes.clone()).collect()
     }
 
     /// Begins the end; the first reason stands.
@@ -245,9 +232,7 @@ struct Part {
 
 impl std::fmt::Debug for Part {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Role")
-            .field("name", &self.probes.role)
-            .finish_non_exhaustive()
+        f.debug_struct("Role").field("name", &self.probes.role).finish_non_exhaustive()
     }
 }
 
@@ -306,10 +291,7 @@ impl Role {
 
     /// Adds a step to the drain, run after those added before. The future is first polled then.
     pub fn on_drain(&self, name: &'static str, step: impl Future<Output = ()> + Send + 'static) {
-        self.0.hooks.lock().push(Hook {
-            name,
-            run: Box::pin(step),
-        });
+        self.0.hooks.lock().push(Hook { name, run: Box::pin(step) });
     }
 
     /// Starts a task that the drain waits for. Inside a runtime only. An error is logged, with
@@ -340,14 +322,12 @@ impl Role {
         let running = self.running(name);
         let counted = self.0.tracker.token();
         let span = tracing::info_span!("thread", role = self.name(), name);
-        std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                let entered = span.entered();
-                let failure = body().failure();
-                running.finished(on_exit, failure);
-                drop((entered, counted));
-            })?;
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let entered = span.entered();
+            let failure = body().failure();
+            running.finished(on_exit, failure);
+            drop((entered, counted));
+        })?;
         Ok(())
     }
 
@@ -367,10 +347,7 @@ impl Role {
 
     fn running(&self, name: &'static str) -> Running {
         *self.0.live.lock().entry(name).or_insert(0) += 1;
-        Running {
-            role: self.clone(),
-            name,
-        }
+        Running { role: self.clone(), name }
     }
 
     async fn drain(&self, deadline: Instant, flush: Duration, overran: &mut Vec<String>) {

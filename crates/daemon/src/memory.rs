@@ -49,10 +49,7 @@ fn available_in(proc: &Path, cgroup: &Path) -> Result<ByteSize, MemoryError> {
         return Err(MemoryError::NoEstimate { path });
     };
     let groups = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-    let left = groups
-        .lines()
-        .filter_map(|line| left_in_groups(line, cgroup))
-        .min();
+    let left = groups.lines().filter_map(|line| left_in_groups(line, cgroup)).min();
     Ok(ByteSize::bytes(left.map_or(host, |left| left.min(host))))
 }
 
@@ -68,11 +65,7 @@ const V1: Files = Files {
     used: "memory.usage_in_bytes",
     droppable: "total_inactive_file",
 };
-const V2: Files = Files {
-    limit: "memory.max",
-    used: "memory.current",
-    droppable: "inactive_file",
-};
+const V2: Files = Files { limit: "memory.max", used: "memory.current", droppable: "inactive_file" };
 
 /// The least that any group on the path of one line of `/proc/self/cgroup` leaves; `None` without
 /// a limit. Inside a container the path may name groups that are not mounted; its ancestors are.
@@ -90,13 +83,7 @@ fn left_in_groups(line: &str, cgroup: &Path) -> Option<u64> {
 }
 
 fn left_in_group(dir: &Path, files: &Files) -> Option<u64> {
-    let number = |name: &str| {
-        fs::read_to_string(dir.join(name))
-            .ok()?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    };
+    let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = number(files.limit)?;
     let used = number(files.used)?;
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
@@ -106,9 +93,7 @@ fn left_in_group(dir: &Path, files: &Files) -> Option<u64> {
 
 /// The number after `key` in a file of "key number" lines.
 fn keyed(text: &str, key: &str) -> Option<u64> {
-    let line = text
-        .lines()
-        .find(|line| line.split_whitespace().next() == Some(key))?;
+    let line = text.lines().find(|line| line.split_whitespace().next() == Some(key))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -138,11 +123,7 @@ mod tests {
     #[test]
     fn without_a_group_the_host_decides() {
         assert_eq!(available(&[MEMINFO]).expect("readable"), 40 << 10);
-        let unlimited = [
-            MEMINFO,
-            ("proc/self/cgroup", "0::/a\n"),
-            ("cg/a/memory.max", "max\n"),
-        ];
+        let unlimited = [MEMINFO, ("proc/self/cgroup", "0::/a\n"), ("cg/a/memory.max", "max\n")];
         assert_eq!(available(&unlimited).expect("readable"), 40 << 10);
     }
 

@@ -26,9 +26,8 @@ pub const REQUEST_SECONDS: [f64; 21] = [
 ];
 
 /// Tokens of one iteration of the engine.
-pub const ITERATION_TOKENS: [f64; 13] = [
-    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
-];
+pub const ITERATION_TOKENS: [f64; 13] =
+    [1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 
 /// Tokens of a request: 1, 2, 5 per decade, as the field does for prompts and answers.
 pub const REQUEST_TOKENS: [f64; 16] = [
@@ -56,10 +55,8 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// # Errors
 /// What `prometheus` finds wrong with a label.
 pub fn registry(labels: &[(&str, &str)]) -> Result<Registry, prometheus::Error> {
-    let labels: HashMap<String, String> = labels
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect();
+    let labels: HashMap<String, String> =
+        labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     Registry::new_custom(None, Some(labels))
 }
 
@@ -110,15 +107,9 @@ mod tests {
             let counter = IntCounter::new("steps_total", "Steps.");
             register(registry, counter).expect("new name").inc();
         }
-        register(&roles[0], IntGauge::new("slots", "Slots."))
-            .expect("new name")
-            .set(7);
+        register(&roles[0], IntGauge::new("slots", "Slots.")).expect("new name").set(7);
         let page = expose(&roles).expect("valid");
-        assert_eq!(
-            page.matches("# TYPE steps_total counter").count(),
-            1,
-            "{page}"
-        );
+        assert_eq!(page.matches("# TYPE steps_total counter").count(), 1, "{page}");
         assert!(page.contains("steps_total{role=\"decode\"} 1"), "{page}");
         assert!(page.contains("steps_total{role=\"prefill\"} 1"), "{page}");
         assert!(page.contains("slots{role=\"decode\"} 7"), "{page}");

@@ -17,26 +17,15 @@ pub fn abort_on_panic() {
 
 fn report(info: &PanicHookInfo<'_>) {
     let message = info.payload_as_str().unwrap_or("a panic without text");
-    let location = info
-        .location()
-        .map_or_else(|| "unknown".to_owned(), ToString::to_string);
-    let thread = std::thread::current()
-        .name()
-        .unwrap_or("unnamed")
-        .to_owned();
+    let location = info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
     let backtrace = Backtrace::capture();
     let backtrace = match backtrace.status() {
         BacktraceStatus::Captured => backtrace.to_string(),
         _ => String::new(),
     };
     if tracing::dispatcher::has_been_set() {
-        tracing::error!(
-            message,
-            location,
-            thread,
-            backtrace,
-            "panic: the process aborts"
-        );
+        tracing::error!(message, location, thread, backtrace, "panic: the process aborts");
         return;
     }
     // Before telemetry exists standard error is all there is; if that fails nobody can be told.

@@ -62,13 +62,8 @@ impl Readiness {
     #[must_use]
     pub fn condition(&self, name: &str) -> Condition {
         let mut state = self.0.lock();
-        state
-            .conditions
-            .push((name.to_owned(), Some("not yet".to_owned())));
-        Condition {
-            readiness: self.clone(),
-            index: state.conditions.len() - 1,
-        }
+        state.conditions.push((name.to_owned(), Some("not yet".to_owned())));
+        Condition { readiness: self.clone(), index: state.conditions.len() - 1 }
     }
 
     /// Everything is built and bound, all conditions are registered.
@@ -91,10 +86,8 @@ impl Readiness {
     #[must_use]
     pub fn failed(&self) -> Vec<Failed> {
         let state = self.0.lock();
-        let built_in = [
-            (!state.started, "start", "not finished"),
-            (state.draining, "drain", "shutting down"),
-        ];
+        let built_in =
+            [(!state.started, "start", "not finished"), (state.draining, "drain", "shutting down")];
         let built_in = built_in.into_iter().filter(|(fails, ..)| *fails);
         let built_in = built_in.map(|(_, name, reason)| (name.to_owned(), reason.to_owned()));
         let named = state
@@ -102,8 +95,7 @@ impl Readiness {
             .iter()
             .filter_map(|(name, reason)| Some((name.clone(), reason.clone()?)));
         let all = built_in.chain(named);
-        all.map(|(condition, reason)| Failed { condition, reason })
-            .collect()
+        all.map(|(condition, reason)| Failed { condition, reason }).collect()
     }
 }
 
@@ -162,11 +154,7 @@ impl Liveness {
     /// The loops that are stalled at `now`; the role is alive while there are none.
     #[must_use]
     pub fn stalled(&self, now: Instant) -> Vec<Stalled> {
-        self.0
-            .lock()
-            .iter()
-            .filter_map(|heartbeat| heartbeat.stalled(now))
-            .collect()
+        self.0.lock().iter().filter_map(|heartbeat| heartbeat.stalled(now)).collect()
     }
 }
 
@@ -202,9 +190,7 @@ impl Heartbeat {
     }
 
     fn progress(&self, now: Instant) {
-        self.0
-            .progress_ms
-            .fetch_max(self.millis(now), Ordering::AcqRel);
+        self.0.progress_ms.fetch_max(self.millis(now), Ordering::AcqRel);
     }
 
     fn millis(&self, now: Instant) -> u64 {
@@ -213,15 +199,9 @@ impl Heartbeat {
 
     fn stalled(&self, now: Instant) -> Option<Stalled> {
         let queued = self.0.queued.load(Ordering::Acquire);
-        let silent_ms = self
-            .millis(now)
-            .saturating_sub(self.0.progress_ms.load(Ordering::Acquire));
+        let silent_ms = self.millis(now).saturating_sub(self.0.progress_ms.load(Ordering::Acquire));
         let late = u128::from(silent_ms) > self.0.patience.as_millis();
-        (queued > 0 && late).then(|| Stalled {
-            heartbeat: self.0.name.clone(),
-            queued,
-            silent_ms,
-        })
+        (queued > 0 && late).then(|| Stalled { heartbeat: self.0.name.clone(), queued, silent_ms })
     }
 }
 
@@ -236,20 +216,13 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     fn names(readiness: &Readiness) -> Vec<String> {
-        readiness
-            .failed()
-            .into_iter()
-            .map(|failed| failed.condition)
-            .collect()
+        readiness.failed().into_iter().map(|failed| failed.condition).collect()
     }
 
     #[test]
     fn ready_means_started_all_conditions_and_not_draining() {
         let readiness = Readiness::default();
-        let (model, members) = (
-            readiness.condition("model"),
-            readiness.condition("membership"),
-        );
+        let (model, members) = (readiness.condition("model"), readiness.condition("membership"));
         assert_eq!(names(&readiness), ["start", "model", "membership"]);
         readiness.started();
         model.hold();
@@ -272,30 +245,18 @@ mod tests {
 
         step.queued(3);
         advance(PATIENCE).await;
-        assert_eq!(
-            liveness.stalled(Instant::now()),
-            [],
-            "patience starts when work comes"
-        );
+        assert_eq!(liveness.stalled(Instant::now()), [], "patience starts when work comes");
         advance(Duration::from_millis(1)).await;
         let stalled = liveness.stalled(Instant::now());
         assert_eq!(stalled.len(), 1);
         assert_eq!((stalled[0].queued, stalled[0].silent_ms), (3, 10_001));
 
         step.beat();
-        assert_eq!(
-            liveness.stalled(Instant::now()),
-            [],
-            "a step proves progress"
-        );
+        assert_eq!(liveness.stalled(Instant::now()), [], "a step proves progress");
         advance(PATIENCE).await;
         step.queued(5);
         advance(Duration::from_millis(1)).await;
-        assert_eq!(
-            liveness.stalled(Instant::now()).len(),
-            1,
-            "more work is no progress"
-        );
+        assert_eq!(liveness.stalled(Instant::now()).len(), 1, "more work is no progress");
         step.queued(0);
         assert_eq!(liveness.stalled(Instant::now()), [], "nothing left to do");
     }

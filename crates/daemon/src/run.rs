@@ -103,14 +103,10 @@ where
     }
     let format = config.log().format;
     let (code, error) = match serve(config, start) {
-        Ok(Drained {
-            ending: Ending::Signal(_) | Ending::Finished,
-            ..
-        }) => (exit::OK, None),
-        Ok(Drained {
-            ending: Ending::Failed(why),
-            ..
-        }) => (exit::FAILURE, Some(anyhow::anyhow!(why))),
+        Ok(Drained { ending: Ending::Signal(_) | Ending::Finished, .. }) => (exit::OK, None),
+        Ok(Drained { ending: Ending::Failed(why), .. }) => {
+            (exit::FAILURE, Some(anyhow::anyhow!(why)))
+        }
         Err(error) => (exit::code_of(&error), Some(error)),
     };
     match (error, format) {
@@ -118,11 +114,7 @@ where
         (Some(error), LogFormat::Human) => complain(program, &error),
         // Whoever reads JSON reads nothing else.
         (Some(error), LogFormat::Json) => {
-            tracing::error!(
-                error = format!("{error:#}"),
-                program = program.name,
-                "failed"
-            );
+            tracing::error!(error = format!("{error:#}"), program = program.name, "failed");
         }
     }
     ExitCode::from(code)
@@ -134,9 +126,7 @@ where
     S: FnOnce(C, Daemon) -> F,
     F: Future<Output = anyhow::Result<()>>,
 {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let daemon = Daemon::new(config.drain());
     daemon.watch_signals()?;
     let outcome = runtime.block_on(async {

@@ -79,13 +79,8 @@ pub fn start(config: &LogConfig) -> Result<(), TelemetryError> {
 }
 
 fn targets(config: &LogConfig) -> Targets {
-    let modules = config
-        .modules
-        .iter()
-        .map(|(name, level)| (name.as_str(), level.filter()));
-    Targets::new()
-        .with_default(config.level.filter())
-        .with_targets(modules)
+    let modules = config.modules.iter().map(|(name, level)| (name.as_str(), level.filter()));
+    Targets::new().with_default(config.level.filter()).with_targets(modules)
 }
 
 impl LogLevel {
@@ -115,10 +110,7 @@ mod tests {
             ("gateway::stream".to_owned(), LogLevel::Debug),
             ("h2".to_owned(), LogLevel::Off),
         ]);
-        let targets = targets(&LogConfig {
-            modules,
-            ..LogConfig::default()
-        });
+        let targets = targets(&LogConfig { modules, ..LogConfig::default() });
         assert!(targets.would_enable("gateway::stream", &tracing::Level::DEBUG));
         assert!(!targets.would_enable("gateway", &tracing::Level::DEBUG));
         assert!(targets.would_enable("gateway", &tracing::Level::INFO));

@@ -123,10 +123,7 @@ impl ByteSize {
     /// `22.6 GiB`. Does not read back to the same value; configuration prints with `Display`.
     #[must_use]
     pub fn approx(self) -> String {
-        let unit = SIZE_UNITS[..5]
-            .iter()
-            .rev()
-            .find(|(_, scale)| self.0 >= *scale);
+        let unit = SIZE_UNITS[..5].iter().rev().find(|(_, scale)| self.0 >= *scale);
         match unit {
             None | Some((_, 1)) => format!("{} B", self.0),
             Some((name, scale)) => {
@@ -141,11 +138,8 @@ impl ByteSize {
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = |scale: u64| self.0 != 0 && self.0.is_multiple_of(scale);
-        let (unit, scale) = SIZE_UNITS[..5]
-            .iter()
-            .rev()
-            .find(|(_, scale)| exact(*scale))
-            .unwrap_or(&SIZE_UNITS[0]);
+        let (unit, scale) =
+            SIZE_UNITS[..5].iter().rev().find(|(_, scale)| exact(*scale)).unwrap_or(&SIZE_UNITS[0]);
         write!(f, "{}{unit}", self.0 / scale)
     }
 }
@@ -158,10 +152,7 @@ impl FromStr for ByteSize {
         if quantity.unit.is_empty() {
             return quantity.scaled(text, 1, "bytes").map(Self);
         }
-        match SIZE_UNITS
-            .iter()
-            .find(|(name, _)| name.eq_ignore_ascii_case(quantity.unit))
-        {
+        match SIZE_UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(quantity.unit)) {
             Some((_, scale)) => quantity.scaled(text, *scale, "bytes").map(Self),
             None => Err(UnitError::Unit {
                 text: text.to_owned(),
@@ -216,11 +207,8 @@ impl fmt::Display for Span {
             return f.write_str("0s");
         }
         let exact = |scale: u64| self.0.is_multiple_of(scale);
-        let (unit, scale) = SPAN_UNITS[..7]
-            .iter()
-            .rev()
-            .find(|(_, scale)| exact(*scale))
-            .unwrap_or(&SPAN_UNITS[0]);
+        let (unit, scale) =
+            SPAN_UNITS[..7].iter().rev().find(|(_, scale)| exact(*scale)).unwrap_or(&SPAN_UNITS[0]);
         write!(f, "{}{unit}", self.0 / scale)
     }
 }
@@ -257,22 +245,14 @@ struct Quantity<'a> {
 
 impl<'a> Quantity<'a> {
     fn read(text: &'a str, what: &'static str, example: &'static str) -> Result<Self, UnitError> {
-        let not_a_number = || UnitError::NotANumber {
-            text: shorten(text),
-            what,
-            example,
-        };
+        let not_a_number = || UnitError::NotANumber { text: shorten(text), what, example };
         let trimmed = text.trim();
         let end = trimmed
             .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
             .unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let digits: String = whole
-            .chars()
-            .chain(fraction.chars())
-            .filter(|c| *c != '_')
-            .collect();
+        let digits: String = whole.chars().chain(fraction.chars()).filter(|c| *c != '_').collect();
         // 2^64 has 20 digits; the cap keeps the arithmetic below inside u128.
         if whole.is_empty() || fraction.contains('.') || digits.len() > 24 {
             return Err(not_a_number());
@@ -287,14 +267,8 @@ impl<'a> Quantity<'a> {
     }
 
     fn scaled(&self, text: &str, scale: u64, smallest: &'static str) -> Result<u64, UnitError> {
-        let range = || UnitError::Range {
-            text: shorten(text),
-            smallest,
-        };
-        let product = self
-            .digits
-            .checked_mul(u128::from(scale))
-            .ok_or_else(range)?;
+        let range = || UnitError::Range { text: shorten(text), smallest };
+        let product = self.digits.checked_mul(u128::from(scale)).ok_or_else(range)?;
         if !product.is_multiple_of(self.divisor) {
             return Err(range());
         }
@@ -348,10 +322,7 @@ impl Serialize for ByteSize {
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expecting = "a size such as \"512MiB\"";
-        deserializer.deserialize_any(Text {
-            expecting,
-            integer: Some(Self),
-        })
+        deserializer.deserialize_any(Text { expecting, integer: Some(Self) })
     }
 }
 
@@ -364,9 +335,6 @@ impl Serialize for Span {
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expecting = "a span of time with its unit, such as \"250ms\"";
-        deserializer.deserialize_any(Text {
-            expecting,
-            integer: None,
-        })
+        deserializer.deserialize_any(Text { expecting, integer: None })
     }
 }

@@ -64,14 +64,8 @@ pub(crate) struct Assembler {
 
 impl Assembler {
     pub(crate) fn new(stops: Vec<String>, prompt_tokens: u32) -> Self {
-        let usage = Usage {
-            prompt_tokens,
-            ..Usage::default()
-        };
-        Self {
-            stops: StopMatcher::new(stops),
-            usage,
-        }
+        let usage = Usage { prompt_tokens, ..Usage::default() };
+        Self { stops: StopMatcher::new(stops), usage }
     }
 
     /// Sampling begins; so many tokens of the prompt were not computed.
@@ -112,29 +106,17 @@ impl Assembler {
         } else {
             let usage = ledger.usage;
             let ledger = Some(ledger);
-            events.push(Event::Done(Box::new(Outcome {
-                reason,
-                usage,
-                ledger,
-            })));
+            events.push(Event::Done(Box::new(Outcome { reason, usage, ledger })));
         }
         Some(events)
     }
 
     fn stopped(&self) -> Event {
         let (reason, usage) = (Reason::Stop, self.usage);
-        Event::Done(Box::new(Outcome {
-            reason,
-            usage,
-            ledger: None,
-        }))
+        Event::Done(Box::new(Outcome { reason, usage, ledger: None }))
     }
 }
 
 fn text(text: String) -> Vec<Event> {
-    if text.is_empty() {
-        Vec::new()
-    } else {
-        vec![Event::Text(text)]
-    }
+    if text.is_empty() { Vec::new() } else { vec![Event::Text(text)] }
 }

@@ -36,10 +36,7 @@ fn main() -> ExitCode {
     own.set("--listen", "listen", args.listen);
     own.set("--model", "model.name", args.model);
     own.set("--coordinator", "coordinator.address", args.coordinator);
-    let program = Program {
-        name: "oasiskv-gateway",
-        env_prefix: "OASISKV_GATEWAY",
-    };
+    let program = Program { name: "oasiskv-gateway", env_prefix: "OASISKV_GATEWAY" };
     daemon::run(program, &args.common, own, start)
 }
 

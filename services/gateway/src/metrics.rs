@@ -109,16 +109,11 @@ impl Metrics {
         model: &str,
         limits: &[(&str, u64)],
     ) -> Result<Self, prometheus::Error> {
-        let family = Family {
-            registry,
-            values: [model, "0"],
-        };
+        let family = Family { registry, values: [model, "0"] };
         let limit = Opts::new("oasiskv_gateway_limit", "Configured bounds of the gateway.");
         let limit = register(registry, IntGaugeVec::new(limit, &["limit"]))?;
         for (name, value) in limits {
-            limit
-                .with_label_values(&[*name])
-                .set(i64::try_from(*value).unwrap_or(i64::MAX));
+            limit.with_label_values(&[*name]).set(i64::try_from(*value).unwrap_or(i64::MAX));
         }
         let success = family.counters(
             "vllm:request_success_total",
@@ -133,17 +128,13 @@ impl Metrics {
         Ok(Self {
             running: family.gauge("vllm:num_requests_running", "Requests being answered.")?,
             waiting: family.gauge("vllm:num_requests_waiting", "Requests waiting for a plan.")?,
-            streams_open: family.gauge(
-                "oasiskv_gateway_streams_open",
-                "Streamed answers that are open.",
-            )?,
+            streams_open: family
+                .gauge("oasiskv_gateway_streams_open", "Streamed answers that are open.")?,
             replanned: family
                 .counter("oasiskv_gateway_replanned_total", "Plans asked for again.")?,
             prompt_tokens: family.counter("vllm:prompt_tokens_total", "Prompt tokens.")?,
-            cached_tokens: family.counter(
-                "vllm:prompt_tokens_cached_total",
-                "Prompt tokens not computed.",
-            )?,
+            cached_tokens: family
+                .counter("vllm:prompt_tokens_cached_total", "Prompt tokens not computed.")?,
             generation_tokens: family
                 .counter("vllm:generation_tokens_total", "Generated tokens.")?,
             ttft: family.histogram("vllm:time_to_first_token_seconds", &TTFT_SECONDS)?,
@@ -159,9 +150,7 @@ impl Metrics {
             request_max_tokens: family
                 .histogram("vllm:request_params_max_tokens", &REQUEST_TOKENS)?,
             success: End::ALL.map(|end| (end, success(end.name()))).into(),
-            rejections: Rejection::ALL
-                .map(|why| (why, rejections(why.name())))
-                .into(),
+            rejections: Rejection::ALL.map(|why| (why, rejections(why.name()))).into(),
         })
     }
 
@@ -199,17 +188,13 @@ impl Metrics {
         }
         self.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
         self.cached_tokens.inc_by(u64::from(usage.cached_tokens));
-        self.generation_tokens
-            .inc_by(u64::from(usage.completion_tokens));
+        self.generation_tokens.inc_by(u64::from(usage.completion_tokens));
         self.e2e.observe(took.as_secs_f64());
-        self.request_prompt_tokens
-            .observe(f64::from(usage.prompt_tokens));
-        self.request_generation_tokens
-            .observe(f64::from(usage.completion_tokens));
+        self.request_prompt_tokens.observe(f64::from(usage.prompt_tokens));
+        self.request_generation_tokens.observe(f64::from(usage.completion_tokens));
         if usage.completion_tokens > 1 {
             let steps = f64::from(usage.completion_tokens - 1);
-            self.per_output_token
-                .observe(decoding.as_secs_f64() / steps);
+            self.per_output_token.observe(decoding.as_secs_f64() / steps);
         }
     }
 }
@@ -222,18 +207,12 @@ struct Family<'a> {
 
 impl Family<'_> {
     fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
-        let family = register(
-            self.registry,
-            IntGaugeVec::new(Opts::new(name, help), &LABELS),
-        )?;
+        let family = register(self.registry, IntGaugeVec::new(Opts::new(name, help), &LABELS))?;
         Ok(family.with_label_values(&self.values))
     }
 
     fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
-        let family = register(
-            self.registry,
-            IntCounterVec::new(Opts::new(name, help), &LABELS),
-        )?;
+        let family = register(self.registry, IntCounterVec::new(Opts::new(name, help), &LABELS))?;
         Ok(family.with_label_values(&self.values))
     }
 
@@ -245,10 +224,7 @@ impl Family<'_> {
         label: &str,
     ) -> Result<impl Fn(&str) -> IntCounter, prometheus::Error> {
         let labels = [LABELS[0], LABELS[1], label];
-        let family = register(
-            self.registry,
-            IntCounterVec::new(Opts::new(name, help), &labels),
-        )?;
+        let family = register(self.registry, IntCounterVec::new(Opts::new(name, help), &labels))?;
         let [model, engine] = self.values.map(str::to_owned);
         Ok(move |value: &str| family.with_label_values(&[model.as_str(), engine.as_str(), value]))
     }
@@ -279,18 +255,9 @@ mod tests {
         assert!(page().contains("reason=\"queue_full\"} 0"));
         assert!(page().contains("oasiskv_gateway_limit{limit=\"waiting_max\"} 7"));
 
-        let usage = Usage {
-            prompt_tokens: 20,
-            cached_tokens: 16,
-            completion_tokens: 3,
-        };
+        let usage = Usage { prompt_tokens: 20, cached_tokens: 16, completion_tokens: 3 };
         metrics.rejected(Rejection::QueueFull);
-        metrics.ended(
-            End::Abort,
-            usage,
-            Duration::from_secs(2),
-            Duration::from_secs(1),
-        );
+        metrics.ended(End::Abort, usage, Duration::from_secs(2), Duration::from_secs(1));
         assert!(page().contains(&format!("vllm:request_success_total{{{labels}}} 1")));
         assert!(page().contains("reason=\"queue_full\"} 1"));
         assert!(

@@ -26,28 +26,17 @@ impl StopMatcher {
     /// A matcher for these texts; empty ones, which would match anywhere, are left out.
     pub(crate) fn new(mut stops: Vec<String>) -> Self {
         stops.retain(|stop| !stop.is_empty());
-        Self {
-            stops,
-            held: String::new(),
-            matched: false,
-        }
+        Self { stops, held: String::new(), matched: false }
     }
 
     /// Takes the next piece.
     pub(crate) fn push(&mut self, piece: &str) -> Released {
         if self.matched {
-            return Released {
-                text: String::new(),
-                matched: true,
-            };
+            return Released { text: String::new(), matched: true };
         }
         self.held.push_str(piece);
         // The earliest begin wins, as if the whole answer were searched for all texts at once.
-        let found = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop))
-            .min();
+        let found = self.stops.iter().filter_map(|stop| self.held.find(stop)).min();
         let keep_from = match found {
             Some(begin) => begin,
             None => self.open_from(),
@@ -56,29 +45,19 @@ impl StopMatcher {
         let open = self.open_from();
         if found.is_some_and(|begin| open < begin) {
             let text = self.let_out(open);
-            return Released {
-                text,
-                matched: false,
-            };
+            return Released { text, matched: false };
         }
         let text = self.let_out(keep_from);
         if found.is_some() {
             self.matched = true;
             self.held.clear();
         }
-        Released {
-            text,
-            matched: self.matched,
-        }
+        Released { text, matched: self.matched }
     }
 
     /// The answer is over: what was held back was no stop text, unless one is complete in it.
     pub(crate) fn finish(&mut self) -> Released {
-        let found = self
-            .stops
-            .iter()
-            .filter_map(|stop| self.held.find(stop))
-            .min();
+        let found = self.stops.iter().filter_map(|stop| self.held.find(stop)).min();
         let end = found.unwrap_or(self.held.len());
         let matched = self.matched || found.is_some();
         let text = self.let_out(end);
@@ -92,11 +71,8 @@ impl StopMatcher {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let first = self.held.len().saturating_sub(longest.saturating_sub(1));
         let begins = (first..self.held.len()).filter(|at| self.held.is_char_boundary(*at));
-        let mut open = begins.filter(|at| {
-            self.stops
-                .iter()
-                .any(|stop| stop.starts_with(&self.held[*at..]))
-        });
+        let mut open =
+            begins.filter(|at| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..])));
         open.next().unwrap_or(self.held.len())
     }
 
@@ -130,10 +106,7 @@ mod tests {
     fn the_earliest_match_wins() {
         // dynamo#14848: the right answer is "t".
         assert_eq!(run(&["re", "he"], &["there"]), ("t".into(), true));
-        assert_eq!(
-            run(&["re", "he"], &["t", "h", "e", "r", "e"]),
-            ("t".into(), true)
-        );
+        assert_eq!(run(&["re", "he"], &["t", "h", "e", "r", "e"]), ("t".into(), true));
         assert_eq!(run(&["b"], &["abc"]), ("a".into(), true));
         assert_eq!(run(&[], &["abc"]), ("abc".into(), false));
         assert_eq!(run(&["", "x"], &["abc"]), ("abc".into(), false));
@@ -154,10 +127,7 @@ mod tests {
     #[test]
     fn what_was_held_back_comes_out_at_the_end() {
         assert_eq!(run(&["END"], &["no EN"]), ("no EN".into(), false));
-        assert_eq!(
-            run(&["\u{1f468}!"], &["a\u{1f468}"]),
-            ("a\u{1f468}".into(), false)
-        );
+        assert_eq!(run(&["\u{1f468}!"], &["a\u{1f468}"]), ("a\u{1f468}".into(), false));
     }
 
     #[test]

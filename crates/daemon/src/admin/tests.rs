@@ -13,19 +13,12 @@ use crate::metrics;
 /// Serves a role's admin endpoint and answers its address.
 fn serve(role: &Role) -> std::net::SocketAddr {
     let address = "127.0.0.1:0".parse().expect("loopback");
-    let endpoint = Endpoint {
-        role: "gateway",
-        field: "admin.listen",
-        address,
-    };
+    let endpoint = Endpoint { role: "gateway", field: "admin.listen", address };
     let listener = bind(endpoint, Exposure::Loopback).expect("a free port");
     let registry = metrics::registry(&[("role", "gateway")]).expect("labels");
     let gauge = prometheus::IntGauge::new("open", "Open streams.");
-    metrics::register(&registry, gauge)
-        .expect("new name")
-        .set(3);
-    role.serve_admin(listener, 4, vec![registry])
-        .expect("served")
+    metrics::register(&registry, gauge).expect("new name").set(3);
+    role.serve_admin(listener, 4, vec![registry]).expect("served")
 }
 
 /// Status line and body of `GET path`.
@@ -36,9 +29,7 @@ async fn get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
     let mut reply = String::new();
     stream.read_to_string(&mut reply).await.expect("text");
     let status = reply.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let body = reply
-        .split_once("\r\n\r\n")
-        .map(|(_, body)| body.to_owned());
+    let body = reply.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
     (status.expect("a status"), body.expect("a body"))
 }
 
@@ -80,10 +71,7 @@ async fn a_silent_loop_with_work_is_not_alive() {
         }
     };
     assert_eq!(status, 503);
-    assert!(
-        body.contains("step loop") && body.contains("\"queued\":2"),
-        "{body}"
-    );
+    assert!(body.contains("step loop") && body.contains("\"queued\":2"), "{body}");
     step.queued(0);
     assert_eq!(get(address, "/livez").await.0, 200);
 }

@@ -32,10 +32,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => write!(f, "the built-in default"),
-            Self::File {
-                path,
-                line: Some(line),
-            } => write!(f, "{}:{line}", path.display()),
+            Self::File { path, line: Some(line) } => write!(f, "{}:{line}", path.display()),
             Self::File { path, line: None } => write!(f, "{}", path.display()),
             Self::Variable(name) => write!(f, "environment variable {name}"),
             Self::Flag(flag) => write!(f, "flag {flag}"),
@@ -131,11 +128,7 @@ pub(super) fn explain(error: figment::Error, layers: &[Layer]) -> ConfigError {
             let key = path.join(".");
             let parent = &path[..path.len() - 1];
             let remedy = nearest::remedy(&key, parent, known.iter().copied());
-            ConfigError::UnknownKey {
-                origin: origin_of(&path, layers),
-                key,
-                remedy,
-            }
+            ConfigError::UnknownKey { origin: origin_of(&path, layers), key, remedy }
         }
         kind => {
             let problem = match kind {
@@ -146,20 +139,12 @@ pub(super) fn explain(error: figment::Error, layers: &[Layer]) -> ConfigError {
                 Kind::MissingField(name) => format!("the key `{name}` is missing: set it"),
                 kind => kind.to_string(),
             };
-            ConfigError::Value {
-                key: path.join("."),
-                origin: origin_of(&path, layers),
-                problem,
-            }
+            ConfigError::Value { key: path.join("."), origin: origin_of(&path, layers), problem }
         }
     }
 }
 
 /// The last layer that sets the key or something under or around it.
 fn origin_of(path: &[String], layers: &[Layer]) -> Origin {
-    layers
-        .iter()
-        .rev()
-        .find_map(|layer| layer.origin_of(path))
-        .unwrap_or(Origin::Default)
+    layers.iter().rev().find_map(|layer| layer.origin_of(path)).unwrap_or(Origin::Default)
 }

@@ -31,10 +31,7 @@ impl Layer {
             path: path.to_owned(),
             problem: e.to_string().trim().to_owned(),
         })?;
-        let source = Source::File {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        };
+        let source = Source::File { path: path.to_owned(), text: text.to_owned() };
         Ok(Self { value, source })
     }
 
@@ -52,19 +49,15 @@ impl Layer {
         let leaf = match value {
             Given::Typed(value) => value.clone(),
             Given::Unwritable(problem) => {
-                return Err(ConfigError::Unwritable {
-                    problem: problem.clone(),
-                });
+                return Err(ConfigError::Unwritable { problem: problem.clone() });
             }
             Given::Text(text) => typed(text, path.iter().try_fold(defaults, |at, k| at.get(k))),
         };
-        let value = path.iter().rev().fold(leaf, |value, part| {
-            Value::Object(Map::from_iter([((*part).to_owned(), value)]))
-        });
-        Ok(Self {
-            value,
-            source: Source::Setting(origin.clone()),
-        })
+        let value = path
+            .iter()
+            .rev()
+            .fold(leaf, |value, part| Value::Object(Map::from_iter([((*part).to_owned(), value)])));
+        Ok(Self { value, source: Source::Setting(origin.clone()) })
     }
 
     /// The tree.
@@ -83,10 +76,9 @@ impl Layer {
             }
         }
         Some(match &self.source {
-            Source::File { path: file, text } => Origin::File {
-                path: file.clone(),
-                line: line_of(text, path),
-            },
+            Source::File { path: file, text } => {
+                Origin::File { path: file.clone(), line: line_of(text, path) }
+            }
             Source::Setting(origin) => origin.clone(),
         })
     }
@@ -99,11 +91,7 @@ impl Layer {
         let parent = &path[..path.len() - 1];
         let remedy = nearest::remedy(&key, parent, known.iter().map(String::as_str));
         let origin = self.origin_of(&path).unwrap_or(Origin::Default);
-        Some(ConfigError::UnknownKey {
-            key,
-            origin,
-            remedy,
-        })
+        Some(ConfigError::UnknownKey { key, origin, remedy })
     }
 }
 
@@ -149,13 +137,7 @@ fn line_of(text: &str, path: &[String]) -> Option<usize> {
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
         let set: Vec<String> = if let Some(header) = line.strip_prefix('[') {
-            table = dotted(
-                header
-                    .trim_start_matches('[')
-                    .split(']')
-                    .next()
-                    .unwrap_or_default(),
-            );
+            table = dotted(header.trim_start_matches('[').split(']').next().unwrap_or_default());
             table.clone()
         } else if let Some((key, _)) = line.split_once('=') {
             table.iter().cloned().chain(dotted(key)).collect()
@@ -170,7 +152,5 @@ fn line_of(text: &str, path: &[String]) -> Option<usize> {
 }
 
 fn dotted(key: &str) -> Vec<String> {
-    key.split('.')
-        .map(|part| part.trim().trim_matches(['"', '\'']).to_owned())
-        .collect()
+    key.split('.').map(|part| part.trim().trim_matches(['"', '\'']).to_owned()).collect()
 }

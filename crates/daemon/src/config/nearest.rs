@@ -13,10 +13,7 @@ pub(super) fn remedy<'a>(
     };
     let mut known: Vec<&str> = known.collect();
     known.sort_unstable();
-    let nearest = known
-        .iter()
-        .map(|name| (distance(written, name), *name))
-        .min();
+    let nearest = known.iter().map(|name| (distance(written, name), *name)).min();
     match nearest {
         // Up to half of the letters wrong: beyond that a guess would mislead.
         Some((distance, name)) if distance * 2 <= name.len().max(written.len()) => {
@@ -62,10 +59,7 @@ mod tests {
     fn a_typo_gets_a_name_and_a_stranger_the_list() {
         let parent = ["log".to_owned()];
         let known = || ["level", "format"].into_iter();
-        assert_eq!(
-            remedy("log.levle", &parent, known()),
-            "did you mean `log.level`?"
-        );
+        assert_eq!(remedy("log.levle", &parent, known()), "did you mean `log.level`?");
         let list = remedy("log.verbosity_of_it", &parent, known());
         assert_eq!(list, "remove it; known here are `log.format`, `log.level`");
     }

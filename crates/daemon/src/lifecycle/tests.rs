@@ -11,10 +11,7 @@ use crate::units::Span;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-const CONFIG: DrainConfig = DrainConfig {
-    grace: Span::secs(10),
-    flush: Span::secs(1),
-};
+const CONFIG: DrainConfig = DrainConfig { grace: Span::secs(10), flush: Span::secs(1) };
 
 fn note(log: &Log, what: &str) {
     log.lock().push(what.to_owned());
@@ -30,10 +27,7 @@ async fn roles_drain_last_first_and_hooks_run_in_order() {
             let (log, role) = (Arc::clone(&log), role.clone());
             role.clone().on_drain(hook, async move {
                 assert!(role.draining().is_cancelled() && !role.stop().is_cancelled());
-                assert!(
-                    !role.readiness().failed().is_empty(),
-                    "not ready before any hook"
-                );
+                assert!(!role.readiness().failed().is_empty(), "not ready before any hook");
                 note(&log, &format!("{} {hook}", role.name()));
             });
         }
@@ -46,18 +40,11 @@ async fn roles_drain_last_first_and_hooks_run_in_order() {
     daemon.end(Ending::Signal("SIGTERM"));
     daemon.end(Ending::Finished);
     let drained = daemon.finish().await;
-    assert_eq!(
-        drained.ending,
-        Ending::Signal("SIGTERM"),
-        "the first reason stands"
-    );
+    assert_eq!(drained.ending, Ending::Signal("SIGTERM"), "the first reason stands");
     assert!(drained.overran.is_empty(), "{drained:?}");
     let order = ["gateway refuse", "gateway finish", "gateway stopped"];
     assert_eq!(log.lock()[..3], order);
-    assert_eq!(
-        log.lock()[3..],
-        order.map(|line| line.replace("gateway", "decode"))
-    );
+    assert_eq!(log.lock()[3..], order.map(|line| line.replace("gateway", "decode")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,16 +62,10 @@ async fn the_grace_is_one_for_all_and_the_rest_still_gets_a_flush_p4() {
     daemon.end(Ending::Finished);
     let begun = Instant::now();
     let drained = daemon.finish().await;
-    assert_eq!(
-        drained.overran,
-        ["decode: hang", "decode: hang again", "decode: deaf"]
-    );
+    assert_eq!(drained.overran, ["decode: hang", "decode: hang again", "decode: deaf"]);
     assert_eq!(*log.lock(), ["left"]);
     let took = begun.elapsed();
-    assert!(
-        took >= Duration::from_millis(12_900) && took < Duration::from_secs(13),
-        "{took:?}"
-    );
+    assert!(took >= Duration::from_millis(12_900) && took < Duration::from_secs(13), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,9 +73,7 @@ async fn a_task_that_must_not_end_takes_the_process_along() {
     let daemon = Daemon::new(CONFIG);
     let role = daemon.role("prefill");
     role.spawn("short", OnExit::Ignore, async {});
-    role.spawn("listen", OnExit::Shutdown, async {
-        Err::<(), _>("the socket is gone")
-    });
+    role.spawn("listen", OnExit::Shutdown, async { Err::<(), _>("the socket is gone") });
     let drained = daemon.finish().await;
     let why = "prefill: listen ended: the socket is gone".to_owned();
     assert_eq!(drained.ending, Ending::Failed(why));

@@ -5,15 +5,8 @@ use session::{Finish, Ledger, Usage};
 use super::{Assembler, Event, Outcome, Reason};
 
 fn ledger(completion_tokens: u32) -> Ledger {
-    let usage = Usage {
-        prompt_tokens: 20,
-        cached_tokens: 16,
-        completion_tokens,
-    };
-    Ledger {
-        usage,
-        ..Ledger::default()
-    }
+    let usage = Usage { prompt_tokens: 20, cached_tokens: 16, completion_tokens };
+    Ledger { usage, ..Ledger::default() }
 }
 
 /// Runs the pieces through and ends with `finish`, unless a stop text did before.
@@ -29,11 +22,7 @@ fn run(stops: &[&str], pieces: &[&str], tail: &str, finish: Finish) -> (String, 
     }
     if !matches!(events.last(), Some(Event::Done(_))) {
         let count = u32::try_from(pieces.len()).expect("a short script");
-        events.extend(
-            assembler
-                .finished(tail, finish, ledger(count))
-                .unwrap_or_default(),
-        );
+        events.extend(assembler.finished(tail, finish, ledger(count)).unwrap_or_default());
     }
     let mut text = String::new();
     let mut outcome = None;
@@ -51,10 +40,7 @@ fn run(stops: &[&str], pieces: &[&str], tail: &str, finish: Finish) -> (String, 
 fn an_answer_has_all_its_text_and_decodes_counts() {
     let (text, outcome) = run(&[], &["Hel", "", "lo"], "\u{fffd}", Finish::Length);
     let outcome = outcome.expect("an end");
-    assert_eq!(
-        text, "Hello\u{fffd}",
-        "a truly truncated character shows at the end"
-    );
+    assert_eq!(text, "Hello\u{fffd}", "a truly truncated character shows at the end");
     assert_eq!(outcome.reason, Reason::Length);
     assert_eq!(outcome.usage, ledger(3).usage);
     assert!(outcome.ledger.is_some());
@@ -62,19 +48,10 @@ fn an_answer_has_all_its_text_and_decodes_counts() {
 
 #[test]
 fn a_stop_text_ends_the_answer_with_the_tokens_so_far() {
-    let (text, outcome) = run(
-        &["STOP"],
-        &["a S", "TO", "P b", "never"],
-        "",
-        Finish::Length,
-    );
+    let (text, outcome) = run(&["STOP"], &["a S", "TO", "P b", "never"], "", Finish::Length);
     let outcome = outcome.expect("an end");
     assert_eq!((text.as_str(), outcome.reason), ("a ", Reason::Stop));
-    let usage = Usage {
-        prompt_tokens: 20,
-        cached_tokens: 16,
-        completion_tokens: 3,
-    };
+    let usage = Usage { prompt_tokens: 20, cached_tokens: 16, completion_tokens: 3 };
     assert_eq!(outcome.usage, usage);
     assert_eq!(outcome.ledger, None);
 }

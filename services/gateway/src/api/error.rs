@@ -58,12 +58,7 @@ impl ApiError {
         param: Option<&str>,
         message: impl Into<String>,
     ) -> Self {
-        Self {
-            kind,
-            code,
-            param: param.map(str::to_owned),
-            message: message.into(),
-        }
+        Self { kind, code, param: param.map(str::to_owned), message: message.into() }
     }
 
     /// A failure of ours: the client learns no more than that.
@@ -78,12 +73,7 @@ impl ApiError {
 
     /// Something in the cluster did not answer or went away.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(
-            Kind::Unavailable { retry_after_s: 1 },
-            "kv_unavailable",
-            None,
-            message,
-        )
+        Self::new(Kind::Unavailable { retry_after_s: 1 }, "kv_unavailable", None, message)
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -140,9 +130,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after_s() {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -171,10 +159,9 @@ mod tests {
 
     #[test]
     fn busy_and_unavailable_say_when_to_come_back_p4() {
-        for (kind, status) in [
-            (Kind::Busy { retry_after_s: 3 }, 429),
-            (Kind::Unavailable { retry_after_s: 3 }, 503),
-        ] {
+        for (kind, status) in
+            [(Kind::Busy { retry_after_s: 3 }, 429), (Kind::Unavailable { retry_after_s: 3 }, 503)]
+        {
             let response = ApiError::new(kind, "x", None, "later").into_response();
             assert_eq!(response.status().as_u16(), status);
             assert_eq!(response.headers()[header::RETRY_AFTER], "3");

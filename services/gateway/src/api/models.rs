@@ -31,16 +31,8 @@ pub(super) fn check(api: &Api, name: &str) -> Result<(), ApiError> {
     if name == served {
         return Ok(());
     }
-    let message = format!(
-        "there is no model {:?}: this server has {served:?}",
-        shorten(name)
-    );
-    Err(ApiError::new(
-        Kind::NotFound,
-        "model_not_found",
-        Some("model"),
-        message,
-    ))
+    let message = format!("there is no model {:?}: this server has {served:?}", shorten(name));
+    Err(ApiError::new(Kind::NotFound, "model_not_found", Some("model"), message))
 }
 
 fn entry(api: &Api) -> Value {

@@ -56,23 +56,15 @@ pub(crate) enum Delivery {
 /// Takes the shared parameters.
 pub(crate) fn read(fields: &mut Fields) -> Result<Params, ApiError> {
     let model = fields.text("model")?.ok_or_else(|| {
-        ApiError::invalid(
-            "model",
-            "`model` is required: GET /v1/models lists the names",
-        )
+        ApiError::invalid("model", "`model` is required: GET /v1/models lists the names")
     })?;
     let unit = |n: f64| (0.0..=1.0).contains(&n);
-    let temperature = fields.number("temperature", "a number from 0 to 2", |n| {
-        (0.0..=2.0).contains(&n)
-    })?;
-    let top_p = fields.number("top_p", "a number above 0, at most 1", |n| {
-        n > 0.0 && unit(n)
-    })?;
+    let temperature =
+        fields.number("temperature", "a number from 0 to 2", |n| (0.0..=2.0).contains(&n))?;
+    let top_p = fields.number("top_p", "a number above 0, at most 1", |n| n > 0.0 && unit(n))?;
     let min_p = fields.number("min_p", "a number from 0 to 1", unit)?;
     // Both 0 and -1 are written for "all".
-    let top_k = fields
-        .integer("top_k", -1..=i64::from(u32::MAX))?
-        .unwrap_or(0);
+    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(0);
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     let max_tokens = max_tokens(fields)?;
     let stops = stops(fields)?;
@@ -147,9 +139,7 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let Some(options) = fields.take("stream_options") else {
         return Ok(if stream {
-            Delivery::Stream {
-                include_usage: false,
-            }
+            Delivery::Stream { include_usage: false }
         } else {
             Delivery::Whole
         });

@@ -63,20 +63,14 @@ pub(crate) fn chat(body: Value) -> Result<Request, ApiError> {
     let messages = match fields.require("messages")? {
         Value::Array(items) if !items.is_empty() => items,
         Value::Array(_) => {
-            return Err(ApiError::invalid(
-                "messages",
-                "`messages` is empty: send at least one",
-            ));
+            return Err(ApiError::invalid("messages", "`messages` is empty: send at least one"));
         }
         other => return Err(fields.wrong("messages", "an array of messages", &other)),
     };
     fields.finish()?;
     let messages = messages.into_iter().enumerate();
     let messages = messages.map(|(index, item)| message(item, &format!("messages[{index}]")));
-    Ok(Request {
-        input: Input::Dialogue(messages.collect::<Result<_, _>>()?),
-        params,
-    })
+    Ok(Request { input: Input::Dialogue(messages.collect::<Result<_, _>>()?), params })
 }
 
 fn message(item: Value, path: &str) -> Result<Message, ApiError> {
@@ -112,10 +106,7 @@ fn message(item: Value, path: &str) -> Result<Message, ApiError> {
 /// The texts of a content's parts, joined by line ends as vLLM does for templates that take text.
 fn parts_of(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {
     if parts.is_empty() {
-        return Err(ApiError::invalid(
-            path,
-            format!("`{path}` is empty: send at least one part"),
-        ));
+        return Err(ApiError::invalid(path, format!("`{path}` is empty: send at least one part")));
     }
     let mut texts = Vec::with_capacity(parts.len());
     for (index, part) in parts.into_iter().enumerate() {
@@ -125,10 +116,8 @@ fn parts_of(parts: Vec<Value>, path: &str) -> Result<String, ApiError> {
             Some("text") => {}
             Some(other) => {
                 let name = fields.name("type");
-                let message = format!(
-                    "parts of type {:?} are not supported yet: send text",
-                    shorten(other)
-                );
+                let message =
+                    format!("parts of type {:?} are not supported yet: send text", shorten(other));
                 return Err(ApiError::unsupported(&name, message));
             }
             None => {
@@ -166,10 +155,7 @@ fn prompt(value: Value) -> Result<Input, ApiError> {
         }
     };
     match items.first() {
-        None => Err(ApiError::invalid(
-            "prompt",
-            "`prompt` is empty: send a text or token ids",
-        )),
+        None => Err(ApiError::invalid("prompt", "`prompt` is empty: send a text or token ids")),
         Some(Value::Number(_)) => tokens(&items).map(Input::Tokens),
         Some(Value::String(_) | Value::Array(_)) if items.len() > 1 => Err(ApiError::unsupported(
             "prompt",
@@ -188,13 +174,11 @@ fn prompt(value: Value) -> Result<Input, ApiError> {
 
 fn tokens(items: &[Value]) -> Result<Vec<u32>, ApiError> {
     let token = |(index, item): (usize, &Value)| {
-        whole(item)
-            .and_then(|id| u32::try_from(id).ok())
-            .ok_or_else(|| {
-                let name = format!("prompt[{index}]");
-                let message = format!("`{name}` must be a token id, not {}", name_of(item));
-                ApiError::invalid(&name, message)
-            })
+        whole(item).and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+            let name = format!("prompt[{index}]");
+            let message = format!("`{name}` must be a token id, not {}", name_of(item));
+            ApiError::invalid(&name, message)
+        })
     };
     items.iter().enumerate().map(token).collect()
 }

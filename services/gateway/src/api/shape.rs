@@ -90,9 +90,7 @@ impl From<Usage> for UsageBody {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens.saturating_add(usage.completion_tokens),
-            prompt_tokens_details: PromptDetails {
-                cached_tokens: usage.cached_tokens,
-            },
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
         }
     }
 }
@@ -156,10 +154,7 @@ pub(crate) fn tier(tier: Tier) -> &'static str {
 impl Shape {
     /// The first chunk of a chat: who speaks. Completions have none.
     pub(crate) fn first(&self, include_usage: bool) -> Option<String> {
-        let said = Said {
-            role: Some("assistant"),
-            content: Some(""),
-        };
+        let said = Said { role: Some("assistant"), content: Some("") };
         match self.endpoint {
             Endpoint::Chat => Some(self.chunk(Content::Delta(said), None, include_usage, None)),
             Endpoint::Completions => None,
@@ -177,12 +172,7 @@ impl Shape {
             Endpoint::Chat => Content::Delta(Said::default()),
             Endpoint::Completions => Content::Text(""),
         };
-        self.chunk(
-            content,
-            Some(outcome.reason),
-            include_usage,
-            Some(self.extension(outcome)),
-        )
+        self.chunk(content, Some(outcome.reason), include_usage, Some(self.extension(outcome)))
     }
 
     /// The chunk with the usage and no choice.
@@ -195,10 +185,7 @@ impl Shape {
     pub(crate) fn whole(&self, text: &str, outcome: &Outcome) -> String {
         let (content, object) = match self.endpoint {
             Endpoint::Chat => {
-                let said = Said {
-                    role: Some("assistant"),
-                    content: Some(text),
-                };
+                let said = Said { role: Some("assistant"), content: Some(text) };
                 (Content::Message(said), "chat.completion")
             }
             Endpoint::Completions => (Content::Text(text), "text_completion"),
@@ -210,10 +197,7 @@ impl Shape {
 
     fn content<'a>(&self, text: &'a str) -> Content<'a> {
         match self.endpoint {
-            Endpoint::Chat => Content::Delta(Said {
-                role: None,
-                content: Some(text),
-            }),
+            Endpoint::Chat => Content::Delta(Said { role: None, content: Some(text) }),
             Endpoint::Completions => Content::Text(text),
         }
     }
@@ -261,10 +245,7 @@ impl Shape {
     }
 
     fn extension(&self, outcome: &Outcome) -> Extension {
-        let digest = outcome
-            .ledger
-            .as_ref()
-            .and_then(|ledger| ledger.logits_digest);
+        let digest = outcome.ledger.as_ref().and_then(|ledger| ledger.logits_digest);
         Extension {
             session: self.session.to_string(),
             seed: self.seed,
@@ -275,12 +256,7 @@ impl Shape {
 }
 
 fn choice(content: Content<'_>, reason: Option<Reason>) -> Choice<'_> {
-    Choice {
-        index: 0,
-        content,
-        logprobs: None,
-        finish_reason: reason.map(Reason::name),
-    }
+    Choice { index: 0, content, logprobs: None, finish_reason: reason.map(Reason::name) }
 }
 
 fn text_of(document: &Document<'_>) -> String {

@@ -41,11 +41,7 @@ enum Phase {
 
 impl Encoder {
     pub(crate) fn new(shape: Shape, include_usage: bool) -> Self {
-        Self {
-            shape,
-            include_usage,
-            phase: Phase::Opening,
-        }
+        Self { shape, include_usage, phase: Phase::Opening }
     }
 
     /// Whether the last event was encoded.
@@ -109,13 +105,7 @@ pub(crate) fn body(
 ) -> Body {
     open.inc();
     let open = Open(open);
-    let source = Source {
-        encoder,
-        first: first.into_iter(),
-        rest,
-        keepalive,
-        _open: open,
-    };
+    let source = Source { encoder, first: first.into_iter(), rest, keepalive, _open: open };
     Body::from_stream(futures::stream::unfold(source, Source::next))
 }
 

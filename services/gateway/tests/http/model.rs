@@ -17,9 +17,7 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role
 /// The letters of the byte-level alphabet that the tests use, after the special tokens.
 fn letters() -> Vec<String> {
     let visible = (0x21..=0x7e).map(|code: u8| char::from(code).to_string());
-    visible
-        .chain(["\u{120}".to_owned(), "\u{10a}".to_owned()])
-        .collect()
+    visible.chain(["\u{120}".to_owned(), "\u{10a}".to_owned()]).collect()
 }
 
 /// The token of one visible letter or space.
@@ -34,9 +32,7 @@ pub(crate) fn tiny() -> ServedModel {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("tiny.gguf");
     let bytes = file();
-    std::fs::File::create(&path)
-        .and_then(|mut file| file.write_all(&bytes))
-        .expect("written");
+    std::fs::File::create(&path).and_then(|mut file| file.write_all(&bytes)).expect("written");
     let resolved = Resolved {
         name: "tiny".to_owned(),
         path,
@@ -49,15 +45,10 @@ pub(crate) fn tiny() -> ServedModel {
 }
 
 fn file() -> Vec<u8> {
-    let tokens: Vec<String> = SPECIAL
-        .map(str::to_owned)
-        .into_iter()
-        .chain(letters())
-        .collect();
+    let tokens: Vec<String> = SPECIAL.map(str::to_owned).into_iter().chain(letters()).collect();
     // 3 is a control token, 1 an ordinary one.
-    let types: Vec<i32> = (0..tokens.len())
-        .map(|id| if id < SPECIAL.len() { 3 } else { 1 })
-        .collect();
+    let types: Vec<i32> =
+        (0..tokens.len()).map(|id| if id < SPECIAL.len() { 3 } else { 1 }).collect();
     let mut keys = Keys::default();
     keys.text("general.architecture", "llama");
     for (key, value) in [
@@ -127,8 +118,6 @@ impl Keys {
 
     fn integers(&mut self, key: &str, values: &[i32]) {
         self.array(key, 5, values.len());
-        values
-            .iter()
-            .for_each(|value| self.bytes.extend(value.to_le_bytes()));
+        values.iter().for_each(|value| self.bytes.extend(value.to_le_bytes()));
     }
 }

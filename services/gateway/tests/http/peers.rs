@@ -68,26 +68,13 @@ pub(crate) fn started(cached_tokens: u32) -> StreamItem {
 }
 
 pub(crate) fn token(id: u32) -> StreamItem {
-    StreamItem::Token {
-        token: TokenId(id),
-        logprob: -0.5,
-    }
+    StreamItem::Token { token: TokenId(id), logprob: -0.5 }
 }
 
 pub(crate) fn finished(finish: Finish, prompt_tokens: u32, completion_tokens: usize) -> StreamItem {
     let completion_tokens = u32::try_from(completion_tokens).expect("a short script");
-    let usage = Usage {
-        prompt_tokens,
-        cached_tokens: 16,
-        completion_tokens,
-    };
-    StreamItem::Finished {
-        finish,
-        ledger: Box::new(Ledger {
-            usage,
-            ..Ledger::default()
-        }),
-    }
+    let usage = Usage { prompt_tokens, cached_tokens: 16, completion_tokens };
+    StreamItem::Finished { finish, ledger: Box::new(Ledger { usage, ..Ledger::default() }) }
 }
 
 impl Peers {
@@ -124,10 +111,8 @@ impl Peers {
 
     /// The next answer has these items; if none of them is a last one it never ends.
     pub(crate) fn answers(&self, items: Vec<StreamItem>) {
-        let last = matches!(
-            items.last(),
-            Some(StreamItem::Finished { .. } | StreamItem::Refused(_))
-        );
+        let last =
+            matches!(items.last(), Some(StreamItem::Finished { .. } | StreamItem::Refused(_)));
         self.answer(items, if last { End::Now } else { End::Never });
     }
 
@@ -148,11 +133,7 @@ impl Peers {
     }
 
     fn answer(&self, items: Vec<StreamItem>, end: End) {
-        self.script
-            .state
-            .lock()
-            .answers
-            .push_back(Answer { items, end });
+        self.script.state.lock().answers.push_back(Answer { items, end });
     }
 
     /// How many plans were asked for.
@@ -172,12 +153,7 @@ impl Peers {
 
     /// Waits for an answer to be cancelled.
     pub(crate) async fn cancelled(&self) {
-        self.script
-            .cancelled
-            .acquire()
-            .await
-            .expect("open")
-            .forget();
+        self.script.cancelled.acquire().await.expect("open").forget();
     }
 }
 
@@ -215,25 +191,15 @@ impl Script {
             incarnation: Incarnation(1),
             control: self.address.clone(),
             bulk: self.address.clone(),
-            numerics_class: if computes {
-                CLASS.to_owned()
-            } else {
-                String::new()
-            },
+            numerics_class: if computes { CLASS.to_owned() } else { String::new() },
             model: computes.then_some(self.model),
             host: "host".parse().expect("a name"),
             zone: "zone".parse().expect("a name"),
             shards: 1,
             block_bytes: ByteCount(4_096),
         };
-        let report = NodeReport {
-            accepting: true,
-            ..NodeReport::default()
-        };
-        NodeStatus {
-            record,
-            report: Some(report),
-        }
+        let report = NodeReport { accepting: true, ..NodeReport::default() };
+        NodeStatus { record, report: Some(report) }
     }
 }
 

@@ -33,14 +33,8 @@ fn refused(key: &str, value: Value) -> (String, &'static str) {
 fn defaults_are_those_of_openai() {
     let params = params("user", json!("someone"));
     assert_eq!(params.model, "m");
-    assert_eq!(
-        (params.temperature, params.top_p, params.min_p),
-        (1.0, 1.0, 0.0)
-    );
-    assert_eq!(
-        (params.top_k, params.seed, params.max_tokens),
-        (0, None, None)
-    );
+    assert_eq!((params.temperature, params.top_p, params.min_p), (1.0, 1.0, 0.0));
+    assert_eq!((params.top_k, params.seed, params.max_tokens), (0, None, None));
     assert_eq!(params.delivery, Delivery::Whole);
     assert!(params.stops.is_empty() && !params.ignore_eos && !params.logits_digest);
 }
@@ -55,10 +49,7 @@ fn values_at_the_edges_of_their_ranges_are_taken() {
     assert_eq!(params("min_p", json!(0.1)).min_p, 0.1);
     assert_eq!(params("seed", json!(i64::MIN)).seed, Some(i64::MIN));
     assert_eq!(params("max_tokens", json!(1)).max_tokens, Some(1));
-    assert_eq!(
-        params("max_completion_tokens", json!(16.0)).max_tokens,
-        Some(16)
-    );
+    assert_eq!(params("max_completion_tokens", json!(16.0)).max_tokens, Some(16));
     assert_eq!(params("stop", json!("x")).stops, ["x"]);
     assert_eq!(params("stop", json!(["a", "b"])).stops, ["a", "b"]);
     assert_eq!(params("cache_salt", json!("tenant")).salt, "tenant");
@@ -66,15 +57,7 @@ fn values_at_the_edges_of_their_ranges_are_taken() {
 
 #[test]
 fn null_is_as_good_as_absent() {
-    for key in [
-        "temperature",
-        "stop",
-        "tools",
-        "n",
-        "stream_options",
-        "max_tokens",
-        "user",
-    ] {
+    for key in ["temperature", "stop", "tools", "n", "stream_options", "max_tokens", "user"] {
         chat(with(key, Value::Null)).unwrap_or_else(|error| panic!("{key}: {error:?}"));
     }
 }
@@ -110,18 +93,10 @@ fn values_out_of_range_name_their_field() {
         ("stream_options", json!({ "include_usage": true })),
     ];
     for (key, value) in wrong {
-        assert_eq!(
-            refused(key, value.clone()),
-            (key.to_owned(), "invalid_value"),
-            "{value}"
-        );
+        assert_eq!(refused(key, value.clone()), (key.to_owned(), "invalid_value"), "{value}");
     }
     let error = refusal(with("top_p", json!(7)));
-    assert!(
-        error.message.contains("above 0, at most 1"),
-        "{}",
-        error.message
-    );
+    assert!(error.message.contains("above 0, at most 1"), "{}", error.message);
     assert_eq!(refused("stop", json!([""])).0, "stop[0]");
     assert_eq!(refused("stop", json!(["a", 1])).0, "stop[1]");
 }
@@ -147,10 +122,7 @@ fn unsupported_fields_are_refused_by_name() {
         ("echo", json!(true)),
     ];
     for (key, value) in demands {
-        assert_eq!(
-            refused(key, value),
-            (key.to_owned(), "unsupported_parameter")
-        );
+        assert_eq!(refused(key, value), (key.to_owned(), "unsupported_parameter"));
     }
     let harmless = [
         ("n", json!(1)),
@@ -171,10 +143,7 @@ fn unsupported_fields_are_refused_by_name() {
 
 #[test]
 fn unknown_fields_are_named() {
-    assert_eq!(
-        refused("temprature", json!(1)),
-        ("temprature".into(), "unknown_parameter")
-    );
+    assert_eq!(refused("temprature", json!(1)), ("temprature".into(), "unknown_parameter"));
     let options = json!({ "include_usage": true, "x": 1 });
     let mut body = with("stream", json!(true));
     body["stream_options"] = options;
@@ -185,10 +154,7 @@ fn unknown_fields_are_named() {
 fn the_two_names_of_max_tokens_must_agree() {
     let mut body = with("max_tokens", json!(5));
     body["max_completion_tokens"] = json!(6);
-    assert_eq!(
-        refusal(body.clone()).param.as_deref(),
-        Some("max_completion_tokens")
-    );
+    assert_eq!(refusal(body.clone()).param.as_deref(), Some("max_completion_tokens"));
     body["max_completion_tokens"] = json!(5);
     assert_eq!(chat(body).expect("valid").params.max_tokens, Some(5));
 }
@@ -203,10 +169,7 @@ fn messages_are_read_with_their_roles_and_parts() {
         ]},
         { "role": "assistant", "content": "", "tool_calls": null },
     ]);
-    let message = |role, content: &str| Message {
-        role,
-        content: content.to_owned(),
-    };
+    let message = |role, content: &str| Message { role, content: content.to_owned() };
     let expected = vec![
         message(Role::System, "be brief"),
         message(Role::User, "a\nb"),
@@ -221,32 +184,14 @@ fn wrong_messages_name_their_place() {
     let wrong = [
         (json!([7]), "messages[0]"),
         (json!([{ "content": "x" }]), "messages[0].role"),
-        (
-            json!([{ "role": "robot", "content": "x" }]),
-            "messages[0].role",
-        ),
-        (
-            json!([{ "role": "tool", "content": "x" }]),
-            "messages[0].role",
-        ),
+        (json!([{ "role": "robot", "content": "x" }]), "messages[0].role"),
+        (json!([{ "role": "tool", "content": "x" }]), "messages[0].role"),
         (json!([{ "role": 1, "content": "x" }]), "messages[0].role"),
         (json!([{ "role": "user" }]), "messages[0].content"),
-        (
-            json!([{ "role": "user", "content": null }]),
-            "messages[0].content",
-        ),
-        (
-            json!([{ "role": "user", "content": 3 }]),
-            "messages[0].content",
-        ),
-        (
-            json!([{ "role": "user", "content": [] }]),
-            "messages[0].content",
-        ),
-        (
-            json!([{ "role": "user", "content": ["x"] }]),
-            "messages[0].content[0]",
-        ),
+        (json!([{ "role": "user", "content": null }]), "messages[0].content"),
+        (json!([{ "role": "user", "content": 3 }]), "messages[0].content"),
+        (json!([{ "role": "user", "content": [] }]), "messages[0].content"),
+        (json!([{ "role": "user", "content": ["x"] }]), "messages[0].content[0]"),
         (
             json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }]),
             "messages[0].content[0].type",
@@ -255,45 +200,24 @@ fn wrong_messages_name_their_place() {
             json!([{ "role": "user", "content": [{ "type": "text" }] }]),
             "messages[0].content[0].text",
         ),
-        (
-            json!([{ "role": "user", "content": "x", "name": "bob" }]),
-            "messages[0].name",
-        ),
-        (
-            json!([{ "role": "user", "content": "x", "colour": 1 }]),
-            "messages[0].colour",
-        ),
+        (json!([{ "role": "user", "content": "x", "name": "bob" }]), "messages[0].name"),
+        (json!([{ "role": "user", "content": "x", "colour": 1 }]), "messages[0].colour"),
     ];
     for (messages, param) in wrong {
         let error = refusal(with("messages", messages));
         assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
     }
     let image = json!([{ "role": "user", "content": [{ "type": "image_url" }] }]);
-    assert_eq!(
-        refusal(with("messages", image)).code,
-        "unsupported_parameter"
-    );
+    assert_eq!(refusal(with("messages", image)).code, "unsupported_parameter");
 }
 
 #[test]
 fn prompts_are_one_text_or_one_list_of_tokens() {
     let read = |prompt: Value| completion(json!({ "model": "m", "prompt": prompt }));
-    assert_eq!(
-        read(json!("hi")).expect("valid").input,
-        Input::Text("hi".into())
-    );
-    assert_eq!(
-        read(json!(["hi"])).expect("valid").input,
-        Input::Text("hi".into())
-    );
-    assert_eq!(
-        read(json!([1, 2.0])).expect("valid").input,
-        Input::Tokens(vec![1, 2])
-    );
-    assert_eq!(
-        read(json!([[3]])).expect("valid").input,
-        Input::Tokens(vec![3])
-    );
+    assert_eq!(read(json!("hi")).expect("valid").input, Input::Text("hi".into()));
+    assert_eq!(read(json!(["hi"])).expect("valid").input, Input::Text("hi".into()));
+    assert_eq!(read(json!([1, 2.0])).expect("valid").input, Input::Tokens(vec![1, 2]));
+    assert_eq!(read(json!([[3]])).expect("valid").input, Input::Tokens(vec![3]));
     for (prompt, param, code) in [
         (json!(["a", "b"]), "prompt", "unsupported_parameter"),
         (json!([[1], [2]]), "prompt", "unsupported_parameter"),
@@ -307,24 +231,13 @@ fn prompts_are_one_text_or_one_list_of_tokens() {
         (json!([null]), "prompt", "invalid_value"),
     ] {
         let error = read(prompt.clone()).expect_err("must be refused");
-        assert_eq!(
-            (error.param.as_deref(), error.code),
-            (Some(param), code),
-            "{prompt}"
-        );
+        assert_eq!((error.param.as_deref(), error.code), (Some(param), code), "{prompt}");
     }
-    for (key, value) in [
-        ("suffix", json!("x")),
-        ("best_of", json!(2)),
-        ("logprobs", json!(5)),
-    ] {
+    for (key, value) in [("suffix", json!("x")), ("best_of", json!(2)), ("logprobs", json!(5))] {
         let mut body = json!({ "model": "m", "prompt": "hi" });
         body[key] = value;
         let error = completion(body).expect_err("must be refused");
-        assert_eq!(
-            (error.param.as_deref(), error.code),
-            (Some(key), "unsupported_parameter")
-        );
+        assert_eq!((error.param.as_deref(), error.code), (Some(key), "unsupported_parameter"));
     }
 }
 
@@ -332,11 +245,7 @@ fn prompts_are_one_text_or_one_list_of_tokens() {
 fn bodies_that_are_no_request_are_refused() {
     for body in [json!([]), json!("x"), json!(7), json!(null)] {
         let error = chat(body).expect_err("must be refused");
-        assert!(
-            error.message.contains("the body must be an object"),
-            "{}",
-            error.message
-        );
+        assert!(error.message.contains("the body must be an object"), "{}", error.message);
     }
     let error = chat(json!({ "messages": [] })).expect_err("no model");
     assert_eq!(error.param.as_deref(), Some("model"));

@@ -24,16 +24,8 @@ fn shape(endpoint: Endpoint) -> Shape {
 }
 
 fn outcome(reason: Reason) -> Outcome {
-    let usage = Usage {
-        prompt_tokens: 20,
-        cached_tokens: 16,
-        completion_tokens: 2,
-    };
-    let moved = Moved {
-        from: Tier::PrefillHost,
-        to: Tier::Device,
-        bytes: ByteCount(4_096),
-    };
+    let usage = Usage { prompt_tokens: 20, cached_tokens: 16, completion_tokens: 2 };
+    let moved = Moved { from: Tier::PrefillHost, to: Tier::Device, bytes: ByteCount(4_096) };
     let ledger = Ledger {
         usage,
         queued: Span(1),
@@ -44,24 +36,12 @@ fn outcome(reason: Reason) -> Outcome {
         replica_reads: 0,
         logits_digest: Some([0xee; 32]),
     };
-    Outcome {
-        reason,
-        usage,
-        ledger: Some(ledger),
-    }
+    Outcome { reason, usage, ledger: Some(ledger) }
 }
 
 fn script(end: Item) -> Vec<Item> {
-    let planned = Event::Planned {
-        session: SessionId(0xabc),
-        numerics_class: "c".to_owned(),
-    };
-    vec![
-        Ok(planned),
-        Ok(Event::Begun),
-        Ok(Event::Text("Hé\n".into())),
-        end,
-    ]
+    let planned = Event::Planned { session: SessionId(0xabc), numerics_class: "c".to_owned() };
+    vec![Ok(planned), Ok(Event::Begun), Ok(Event::Text("Hé\n".into())), end]
 }
 
 fn done() -> Item {
@@ -98,21 +78,12 @@ fn choice(content: &str, reason: &str) -> String {
 fn a_chat_stream_is_byte_for_byte_openais() {
     let chunk = |rest: &str| data("chat.completion.chunk", "chatcmpl", rest);
     let expected = [
-        chunk(&choice(
-            "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}",
-            "null",
-        )),
+        chunk(&choice("\"delta\":{\"role\":\"assistant\",\"content\":\"\"}", "null")),
         chunk(&choice("\"delta\":{\"content\":\"Hé\\n\"}", "null")),
-        chunk(&format!(
-            "{},{EXTENSION}",
-            choice("\"delta\":{}", "\"length\"")
-        )),
+        chunk(&format!("{},{EXTENSION}", choice("\"delta\":{}", "\"length\""))),
         "data: [DONE]\n\n".to_owned(),
     ];
-    assert_eq!(
-        transcript(Endpoint::Chat, false, &script(done())),
-        expected.concat()
-    );
+    assert_eq!(transcript(Endpoint::Chat, false, &script(done())), expected.concat());
 }
 
 #[test]
@@ -121,19 +92,13 @@ fn with_usage_every_chunk_has_the_key_and_the_last_the_numbers() {
     let null = |choice: String| chunk(&format!("{choice},\"usage\":null"));
     let finish = choice("\"delta\":{}", "\"length\"");
     let expected = [
-        null(choice(
-            "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}",
-            "null",
-        )),
+        null(choice("\"delta\":{\"role\":\"assistant\",\"content\":\"\"}", "null")),
         null(choice("\"delta\":{\"content\":\"Hé\\n\"}", "null")),
         chunk(&format!("{finish},\"usage\":null,{EXTENSION}")),
         chunk(&format!("\"choices\":[],{USAGE}")),
         "data: [DONE]\n\n".to_owned(),
     ];
-    assert_eq!(
-        transcript(Endpoint::Chat, true, &script(done())),
-        expected.concat()
-    );
+    assert_eq!(transcript(Endpoint::Chat, true, &script(done())), expected.concat());
 }
 
 #[test]
@@ -141,16 +106,10 @@ fn a_completion_stream_has_text_and_no_roles() {
     let chunk = |rest: &str| data("text_completion", "cmpl", rest);
     let expected = [
         chunk(&choice("\"text\":\"Hé\\n\"", "null")),
-        chunk(&format!(
-            "{},{EXTENSION}",
-            choice("\"text\":\"\"", "\"length\"")
-        )),
+        chunk(&format!("{},{EXTENSION}", choice("\"text\":\"\"", "\"length\""))),
         "data: [DONE]\n\n".to_owned(),
     ];
-    assert_eq!(
-        transcript(Endpoint::Completions, false, &script(done())),
-        expected.concat()
-    );
+    assert_eq!(transcript(Endpoint::Completions, false, &script(done())), expected.concat());
 }
 
 #[test]
@@ -167,23 +126,12 @@ fn an_error_is_the_last_event_and_there_is_no_done() {
 #[test]
 fn whole_answers_carry_usage_and_extension() {
     let whole = shape(Endpoint::Chat).whole("Hi", &outcome(Reason::Stop));
-    let said = choice(
-        "\"message\":{\"role\":\"assistant\",\"content\":\"Hi\"}",
-        "\"stop\"",
-    );
-    let expected = data(
-        "chat.completion",
-        "chatcmpl",
-        &format!("{said},{USAGE},{EXTENSION}"),
-    );
+    let said = choice("\"message\":{\"role\":\"assistant\",\"content\":\"Hi\"}", "\"stop\"");
+    let expected = data("chat.completion", "chatcmpl", &format!("{said},{USAGE},{EXTENSION}"));
     assert_eq!(format!("data: {whole}\n\n"), expected);
     let whole = shape(Endpoint::Completions).whole("Hi", &outcome(Reason::Stop));
     let said = choice("\"text\":\"Hi\"", "\"stop\"");
-    let expected = data(
-        "text_completion",
-        "cmpl",
-        &format!("{said},{USAGE},{EXTENSION}"),
-    );
+    let expected = data("text_completion", "cmpl", &format!("{said},{USAGE},{EXTENSION}"));
     assert_eq!(format!("data: {whole}\n\n"), expected);
 }
 
@@ -193,22 +141,13 @@ async fn comments_keep_a_silent_stream_open_and_dropping_it_cancels_p6() {
     let open = prometheus::IntGauge::new("open", "Open.").expect("a name");
     let encoder = Encoder::new(shape(Endpoint::Chat), false);
     let every = Duration::from_secs(15);
-    let body = body(
-        encoder,
-        vec![Ok(Event::Begun)],
-        receiver,
-        every,
-        open.clone(),
-    );
+    let body = body(encoder, vec![Ok(Event::Begun)], receiver, every, open.clone());
     let mut pieces = body.into_data_stream();
     assert_eq!(open.get(), 1);
     let mut next = async || pieces.next().await.map(|piece| piece.expect("no errors"));
     assert!(next().await.expect("a chunk").starts_with(b"data: "));
     assert_eq!(next().await.expect("a comment"), ": keep-alive\n\n");
-    sender
-        .send(Ok(Event::Text("x".into())))
-        .await
-        .expect("open");
+    sender.send(Ok(Event::Text("x".into()))).await.expect("open");
     assert!(next().await.expect("a chunk").ends_with(b"\n\n"));
     assert!(!sender.is_closed());
     drop(pieces);
@@ -224,13 +163,8 @@ async fn a_task_that_vanishes_is_an_error_and_not_an_end() {
     let encoder = Encoder::new(shape(Endpoint::Chat), false);
     let body = body(encoder, Vec::new(), receiver, Duration::from_secs(1), open);
     let pieces: Vec<_> = body.into_data_stream().collect().await;
-    let text: Vec<u8> = pieces
-        .into_iter()
-        .flat_map(|piece| piece.expect("no errors").to_vec())
-        .collect();
+    let text: Vec<u8> =
+        pieces.into_iter().flat_map(|piece| piece.expect("no errors").to_vec()).collect();
     let text = String::from_utf8(text).expect("text");
-    assert!(
-        text.contains("server_error") && !text.contains("[DONE]"),
-        "{text}"
-    );
+    assert!(text.contains("server_error") && !text.contains("[DONE]"), "{text}");
 }
