@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -22,6 +23,11 @@ use crate::units::Span;
 #[cfg(test)]
 mod tests;
 
+/// How long a connection to an admin endpoint may take to send the head of its next request.
+/// Longer than a scraper that keeps its connection needs for the head, shorter than a flood of
+/// silent connections can keep the probes out.
+pub(crate) const HEAD_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// Where the admin endpoint listens, and when a loop counts as stalled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,10 +45,7 @@ impl AdminConfig {
     /// The defaults at a port of this host.
     #[must_use]
     pub fn at_port(port: u16) -> Self {
-        Self {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
-            ..Self::default()
-        }
+        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, port)), ..Self::default() }
     }
 }
 
@@ -76,18 +79,11 @@ pub fn router(roles: Vec<Probes>, registries: Vec<Registry>) -> Router {
 /// The answer to paths that are not there, for a router that is served alone.
 pub(crate) async fn not_found() -> (StatusCode, Json<Value>) {
     let paths = ["/livez", "/readyz", "/startupz", "/health", "/metrics"];
-    (
-        StatusCode::NOT_FOUND,
-        Json(json!({ "error": "no such path", "paths": paths })),
-    )
+    (StatusCode::NOT_FOUND, Json(json!({ "error": "no such path", "paths": paths })))
 }
 
 fn answer(ok: bool, body: Value) -> Response {
-    let status = if ok {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
+    let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(body)).into_response()
 }
 
@@ -100,10 +96,7 @@ async fn livez(State(admin): State<Arc<Admin>>) -> Response {
             stalled.push(json!({ "role": role.role, "stalled": stall }));
         }
     }
-    answer(
-        stalled.is_empty(),
-        json!({ "alive": stalled.is_empty(), "stalled": stalled }),
-    )
+    answer(stalled.is_empty(), json!({ "alive": stalled.is_empty(), "stalled": stalled }))
 }
 
 async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
@@ -117,10 +110,7 @@ async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
             }));
         }
     }
-    answer(
-        failed.is_empty(),
-        json!({ "ready": failed.is_empty(), "failed": failed }),
-    )
+    answer(failed.is_empty(), json!({ "ready": failed.is_empty(), "failed": failed }))
 }
 
 async fn startupz(State(admin): State<Arc<Admin>>) -> Response {
@@ -130,10 +120,7 @@ async fn startupz(State(admin): State<Arc<Admin>>) -> Response {
         .filter(|role| !role.readiness.is_started())
         .map(|role| role.role.as_str())
         .collect();
-    answer(
-        waiting.is_empty(),
-        json!({ "started": waiting.is_empty(), "waiting": waiting }),
-    )
+    answer(waiting.is_empty(), json!({ "started": waiting.is_empty(), "waiting": waiting }))
 }
 
 async fn expose(State(admin): State<Arc<Admin>>) -> Response {

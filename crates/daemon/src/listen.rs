@@ -1,17 +1,20 @@
-//! A TCP listener with a bound on open connections, for `axum::serve`. While the bound is reached
-//! new connections wait in the system's backlog.
-//! What it deliberately does not do: time out idle peers, or encrypt.
+//! A TCP listener with a bound on open connections. While the bound is reached new connections
+//! wait in the system's backlog.
+//! What it deliberately does not do: speak HTTP or end idle connections; `serve` does. Encrypt.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::sleep;
+
+/// What a failed accept waits before the next; the usual cause, no free descriptor, takes a while.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener that keeps at most so many connections open.
 #[derive(Debug)]
@@ -31,42 +34,44 @@ impl BoundedListener {
     ) -> Result<Self, io::Error> {
         let bound = connections_max.clamp(1, Semaphore::MAX_PERMITS);
         let open = Arc::new(Semaphore::new(bound));
-        Ok(Self {
-            listener: TcpListener::from_std(listener)?,
-            open,
-        })
+        Ok(Self { listener: TcpListener::from_std(listener)?, open })
     }
-}
 
-impl Listener for BoundedListener {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
+    /// The next connection, once the bound has room for it. Failures are logged and tried again.
+    pub(crate) async fn accept(&mut self) -> Connection {
         let permit = Arc::clone(&self.open).acquire_owned().await;
         let permit = permit.expect("the semaphore is never closed");
-        let (stream, peer) = Listener::accept(&mut self.listener).await;
+        let (stream, peer) = loop {
+            match self.listener.accept().await {
+                Ok(accepted) => break accepted,
+                // The peer was gone before it was accepted: nothing to wait for.
+                Err(error) if is_of_peer(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        };
         // Tokens are small writes; waiting to fill a segment would delay each of them.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "no TCP_NODELAY on a connection");
         }
-        (
-            Connection {
-                stream,
-                _permit: permit,
-            },
-            peer,
-        )
+        Connection { stream, _permit: permit }
     }
+}
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
+fn is_of_peer(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// A connection that counts towards its listener's bound until it is dropped.
 #[derive(Debug)]
-pub struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     _permit: OwnedSemaphorePermit,
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ids::SessionId;
@@ -15,6 +16,7 @@ use session::Sampling;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::answer::Event;
 use crate::config::Config;
@@ -48,6 +50,8 @@ pub(crate) struct Api {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) generator: Generator,
     pub(crate) config: Config,
+    /// Cancelled once nothing new is taken.
+    draining: CancellationToken,
     /// Places for requests in work.
     places: Arc<Semaphore>,
     /// Unix time of the start, for the model's `created`.
@@ -60,31 +64,46 @@ impl Api {
         metrics: Arc<Metrics>,
         generator: Generator,
         config: Config,
+        draining: CancellationToken,
     ) -> Self {
         let bound = config.limits.requests_max.min(Semaphore::MAX_PERMITS);
         let places = Arc::new(Semaphore::new(bound));
-        Self {
-            model,
-            metrics,
-            generator,
-            config,
-            places,
-            started: unix_s(),
-        }
+        Self { model, metrics, generator, config, draining, places, started: unix_s() }
     }
 
     /// All paths; `beside` are the probes and metrics.
     pub(crate) fn router(self, beside: Router) -> Router {
+        let api = Arc::new(self);
         Router::new()
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(completions))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*name}", get(models::one))
-            .with_state(Arc::new(self))
+            .route_layer(middleware::from_fn_with_state(Arc::clone(&api), unless_draining))
+            .with_state(api)
             .merge(beside)
             .fallback(not_found)
             .method_not_allowed_fallback(wrong_method)
     }
+}
+
+/// While the gateway drains its API takes nothing new, and says so on a port that is still open.
+async fn unless_draining(
+    State(api): State<Arc<Api>>,
+    http: HttpRequest,
+    next: middleware::Next,
+) -> Response {
+    if !api.draining.is_cancelled() {
+        return next.run(http).await;
+    }
+    api.metrics.rejected(Rejection::Unavailable);
+    let kind = Kind::Unavailable { retry_after_s: 1 };
+    let message = "the gateway is shutting down: try again";
+    let mut response = ApiError::new(kind, "service_unavailable", None, message).into_response();
+    // The next request on this connection had better go to another gateway.
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(header::CONNECTION, close);
+    response
 }
 
 async fn chat(State(api): State<Arc<Api>>, http: HttpRequest) -> Response {
@@ -100,11 +119,7 @@ async fn respond(api: &Arc<Api>, http: HttpRequest, endpoint: Endpoint) -> Respo
         Ok(prepared) => answer(api, prepared).await,
         Err(error) => {
             let busy = matches!(error.kind, Kind::Busy { .. });
-            api.metrics.rejected(if busy {
-                Rejection::Concurrency
-            } else {
-                Rejection::Invalid
-            });
+            api.metrics.rejected(if busy { Rejection::Concurrency } else { Rejection::Invalid });
             Err(error)
         }
     };
@@ -139,11 +154,7 @@ impl Api {
         let encoded = self.model.encode(input, &params.salt, now)?;
         let default = self.config.limits.max_tokens_default;
         let max_tokens = self.model.room(&encoded, params.max_tokens, default)?;
-        Ok(Asked {
-            encoded,
-            max_tokens,
-            params,
-        })
+        Ok(Asked { encoded, max_tokens, params })
     }
 }
 
@@ -166,11 +177,7 @@ async fn prepare(
     let shared = Arc::clone(api);
     // Parsing and encoding of a long prompt take milliseconds, which the runtime does not have.
     let work = tokio::task::spawn_blocking(move || shared.read(&body, endpoint));
-    let Asked {
-        encoded,
-        max_tokens,
-        params,
-    } = work.await.map_err(|error| {
+    let Asked { encoded, max_tokens, params } = work.await.map_err(|error| {
         tracing::error!(%error, "preparing a request failed");
         ApiError::internal()
     })??;
@@ -192,45 +199,24 @@ async fn prepare(
         encoded,
         sampling,
         max_tokens,
-        stop_tokens: if params.ignore_eos {
-            Arc::from([])
-        } else {
-            ends
-        },
+        stop_tokens: if params.ignore_eos { Arc::from([]) } else { ends },
         stops: params.stops,
         digest_logits: params.logits_digest,
         place,
         since,
     };
     api.metrics.accepted(max_tokens);
-    Ok(Prepared {
-        job,
-        endpoint,
-        delivery: params.delivery,
-        seed,
-    })
+    Ok(Prepared { job, endpoint, delivery: params.delivery, seed })
 }
 
 /// Waits until the request is planned, and a moment for its first token: until then an error has
 /// its own status.
 async fn answer(api: &Api, prepared: Prepared) -> Result<Response, ApiError> {
-    let Prepared {
-        job,
-        endpoint,
-        delivery,
-        seed,
-    } = prepared;
+    let Prepared { job, endpoint, delivery, seed } = prepared;
     let mut events = api.generator.start(job);
     let (session, class) = loop {
-        match events
-            .recv()
-            .await
-            .unwrap_or_else(|| Err(ApiError::internal()))?
-        {
-            Event::Planned {
-                session,
-                numerics_class,
-            } => break (session, numerics_class),
+        match events.recv().await.unwrap_or_else(|| Err(ApiError::internal()))? {
+            Event::Planned { session, numerics_class } => break (session, numerics_class),
             Event::Begun | Event::Text(_) | Event::Done(_) => {}
         }
     };
@@ -268,16 +254,10 @@ fn streamed(
 ) -> Response {
     let body = stream::body(encoder, first, events, keepalive, open);
     let headers = [
-        (
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("text/event-stream; charset=utf-8"),
-        ),
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // nginx would hold tokens back to fill its buffer.
-        (
-            HeaderName::from_static("x-accel-buffering"),
-            HeaderValue::from_static("no"),
-        ),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
         (REQUEST_ID, id_header(session)),
     ];
     (headers, body).into_response()
@@ -286,20 +266,13 @@ fn streamed(
 async fn whole(mut shape: Shape, mut events: Receiver<Item>) -> Result<Response, ApiError> {
     let mut text = String::new();
     loop {
-        match events
-            .recv()
-            .await
-            .unwrap_or_else(|| Err(ApiError::internal()))?
-        {
+        match events.recv().await.unwrap_or_else(|| Err(ApiError::internal()))? {
             Event::Planned { session, .. } => shape.session = session,
             Event::Begun => {}
             Event::Text(more) => text.push_str(&more),
             Event::Done(outcome) => {
                 let headers = [
-                    (
-                        header::CONTENT_TYPE,
-                        HeaderValue::from_static("application/json"),
-                    ),
+                    (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
                     (REQUEST_ID, id_header(shape.session)),
                 ];
                 return Ok((headers, shape.whole(&text, &outcome)).into_response());
@@ -349,20 +322,13 @@ async fn wrong_method(http: HttpRequest) -> ApiError {
         "/v1/chat/completions" | "/v1/completions" => "POST",
         _ => "GET",
     };
-    let message = format!(
-        "{} does not go here: use {wanted}",
-        fields::shorten(http.method().as_str())
-    );
+    let message =
+        format!("{} does not go here: use {wanted}", fields::shorten(http.method().as_str()));
     ApiError::new(Kind::Method, "method_not_allowed", None, message)
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the API shows the wall clock: this is the edge"
-)]
+#[expect(clippy::disallowed_methods, reason = "the API shows the wall clock: this is the edge")]
 fn unix_s() -> u64 {
     // Before 1970 the clock is wrong, and 0 says so.
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

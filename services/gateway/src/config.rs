@@ -50,11 +50,7 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         let name = checkpoint::DEFAULT_ALIAS.to_owned();
-        Self {
-            name,
-            cache: PathBuf::new(),
-            hub_offline: false,
-        }
+        Self { name, cache: PathBuf::new(), hub_offline: false }
     }
 }
 
@@ -86,16 +82,16 @@ impl Default for CoordinatorConfig {
 pub struct QueueConfig {
     /// Longest wait of one request; then 429, or 503 if a part of the cluster is missing.
     pub wait_max: Span,
+    /// How long a waiting request may be overtaken by younger ones that fit where it does not;
+    /// then they wait until it is through or gives up, so that large requests do not starve.
+    pub overtake_max: Span,
     /// Most requests that wait at once; one more gets 429 at once.
     pub waiting_max: usize,
 }
 
 impl Default for QueueConfig {
     fn default() -> Self {
-        Self {
-            wait_max: Span::secs(10),
-            waiting_max: 256,
-        }
+        Self { wait_max: Span::secs(10), overtake_max: Span::secs(1), waiting_max: 256 }
     }
 }
 
@@ -105,6 +101,9 @@ impl Default for QueueConfig {
 pub struct LimitsConfig {
     /// Largest request body.
     pub body_max: ByteSize,
+    /// Longest time for the head of a request to arrive, counted from the connection's start or
+    /// the answer before it: slow, silent and idle connections are closed.
+    pub head_wait_max: Span,
     /// Longest time for a body to arrive.
     pub body_wait_max: Span,
     /// Most requests in work at once, waiting ones included; one more gets 429.
@@ -120,6 +119,7 @@ impl Default for LimitsConfig {
         Self {
             // A prompt of 262,144 tokens of five bytes fits.
             body_max: ByteSize::mib(2),
+            head_wait_max: Span::secs(10),
             body_wait_max: Span::secs(30),
             requests_max: 512,
             connections_max: 1_024,
@@ -190,11 +190,9 @@ impl Settings for Config {
             ("queue.waiting_max", self.queue.waiting_max > 0),
             ("limits.requests_max", self.limits.requests_max > 0),
             ("limits.connections_max", self.limits.connections_max > 0),
-            (
-                "limits.max_tokens_default",
-                self.limits.max_tokens_default > 0,
-            ),
+            ("limits.max_tokens_default", self.limits.max_tokens_default > 0),
             ("limits.body_max", self.limits.body_max.get() > 0),
+            ("limits.head_wait_max", !self.limits.head_wait_max.is_zero()),
             ("limits.body_wait_max", !self.limits.body_wait_max.is_zero()),
             ("coordinator.deadline", !self.coordinator.deadline.is_zero()),
             ("coordinator.refresh", !self.coordinator.refresh.is_zero()),
@@ -205,11 +203,7 @@ impl Settings for Config {
         ];
         for (field, ok) in positive {
             if !ok {
-                return Err(ConfigError::invalid(
-                    field,
-                    "must be above zero",
-                    "raise it",
-                ));
+                return Err(ConfigError::invalid(field, "must be above zero", "raise it"));
             }
         }
         let exposure = Exposure::from_insecure(self.insecure);

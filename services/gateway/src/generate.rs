@@ -10,16 +10,17 @@ use ids::{PolicyDigest, SessionId, Tenant, TokenId};
 use parking_lot::Mutex;
 use placement::{AdmitRequest, Plan};
 use session::{GenerateRequest, Generation, Sampling, StreamItem};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::answer::{Assembler, Event, Outcome, Reason};
-use crate::api::error::{ApiError, Kind};
+use crate::api::error::ApiError;
 use crate::api::stream::Item;
 use crate::cluster::{Answer, Cluster, Setback, refused};
 use crate::config::{QueueConfig, StreamConfig};
 use crate::metrics::{End, Metrics, Rejection};
+use crate::queue::{GaveUp, Queue, Ticket};
 use crate::text::{Encoded, ServedModel};
 
 /// Digest of the only KV policy of this version: dense attention. A name, not a hash: it has no
@@ -54,10 +55,8 @@ struct Parts {
     cluster: Arc<Cluster>,
     model: Arc<ServedModel>,
     metrics: Arc<Metrics>,
-    queue: QueueConfig,
+    queue: Queue,
     stream: StreamConfig,
-    /// Places for requests that wait.
-    waiting: Arc<Semaphore>,
     /// The numerics class that plans are likely to name; empty until a survey succeeds.
     class: Arc<Mutex<String>>,
 }
@@ -84,28 +83,9 @@ struct Progress {
 
 impl Generator {
     pub(crate) fn new(parts: Ingredients) -> Self {
-        let Ingredients {
-            role,
-            cluster,
-            model,
-            metrics,
-            queue,
-            stream,
-            class,
-        } = parts;
-        let waiting = Arc::new(Semaphore::new(
-            queue.waiting_max.min(Semaphore::MAX_PERMITS),
-        ));
-        Self(Arc::new(Parts {
-            role,
-            cluster,
-            model,
-            metrics,
-            queue,
-            stream,
-            waiting,
-            class,
-        }))
+        let Ingredients { role, cluster, model, metrics, queue, stream, class } = parts;
+        let queue = Queue::new(queue);
+        Self(Arc::new(Parts { role, cluster, model, metrics, queue, stream, class }))
     }
 
     /// Starts a job. Dropping the receiver cancels it.
@@ -154,8 +134,7 @@ impl Parts {
                 (Some(first), Some(last)) => last - first,
                 _ => Duration::ZERO,
             };
-            self.metrics
-                .ended(end, progress.usage, progress.since.elapsed(), decoding);
+            self.metrics.ended(end, progress.usage, progress.since.elapsed(), decoding);
         }
         drop(job.place);
     }
@@ -184,11 +163,7 @@ impl Parts {
                     self.token_came(progress);
                     // A token that ends the text is counted and is not part of it.
                     let ends = job.stop_tokens.contains(&token);
-                    let piece = if ends {
-                        String::new()
-                    } else {
-                        text.push(token)
-                    };
+                    let piece = if ends { String::new() } else { text.push(token) };
                     assembler.token(&piece)
                 }
                 StreamItem::Finished { finish, ledger } => {
@@ -233,43 +208,21 @@ impl Parts {
         sender: &Sender<Item>,
         progress: &mut Progress,
     ) -> Result<Option<(Answer, StreamItem)>, ApiError> {
-        let waiting = Gauge::up(&self.metrics.waiting);
-        let until = job.since + self.queue.wait_max.duration();
-        // Taken by the first refusal: a request that is planned at once does not wait.
-        let mut place = None;
+        let _waiting = Gauge::up(&self.metrics.waiting);
+        let mut ticket = self.queue.join(job.since);
         loop {
-            let setback = match self.attempt(job, sender, progress).await {
-                Ok(begun) => {
-                    drop((waiting, place));
-                    return Ok(begun);
-                }
-                Err(setback) => setback,
+            let outcome = match ticket.turn().await {
+                Ok(()) => match self.attempt(job, sender, progress, &ticket).await {
+                    Ok(begun) => return Ok(begun),
+                    Err(setback) => ticket.again(setback).await,
+                },
+                Err(gave_up) => Err(gave_up),
             };
-            let (pause, error, why) = match setback {
-                Setback::Final { error, why } => {
-                    self.metrics.rejected(why);
-                    return Err(error);
-                }
-                Setback::Again { pause, error, why } => (pause, error, why),
-            };
-            if place.is_none() {
-                match Arc::clone(&self.waiting).try_acquire_owned() {
-                    Ok(permit) => place = Some(permit),
-                    Err(_) => {
-                        self.metrics.rejected(Rejection::QueueFull);
-                        let message = "too many requests wait already: try again later";
-                        let kind = Kind::Busy { retry_after_s: 1 };
-                        return Err(ApiError::new(kind, "rate_limit_exceeded", None, message));
-                    }
-                }
-            }
-            if Instant::now() + pause > until {
-                tracing::warn!(?why, error = error.message, "gave up on a plan");
+            if let Err(GaveUp { error, why }) = outcome {
                 self.metrics.rejected(why);
                 return Err(error);
             }
             self.metrics.replanned.inc();
-            sleep(pause).await;
         }
     }
 
@@ -280,6 +233,7 @@ impl Parts {
         job: &Job,
         sender: &Sender<Item>,
         progress: &mut Progress,
+        ticket: &Ticket,
     ) -> Result<Option<(Answer, StreamItem)>, Setback> {
         let session = SessionId(draw_u128().map_err(no_randomness)?);
         let class = self.class.lock().clone();
@@ -294,6 +248,7 @@ impl Parts {
             policy: DENSE,
         };
         let plan = self.cluster.admit(request).await?;
+        ticket.planned();
         let prompt = match plan.numerics_class == class {
             true => prompt,
             // The hashes name the class; a plan in another one needs others.
@@ -306,20 +261,8 @@ impl Parts {
             self.metrics.planned(progress.since.elapsed());
         }
         let numerics_class = plan.numerics_class.clone();
-        let mut answer = self
-            .cluster
-            .generate(self.request(job, plan, prompt))
-            .await?;
-        if !self
-            .send(
-                sender,
-                Event::Planned {
-                    session,
-                    numerics_class,
-                },
-            )
-            .await
-        {
+        let mut answer = self.cluster.generate(self.request(job, plan, prompt)).await?;
+        if !self.send(sender, Event::Planned { session, numerics_class }).await {
             return Ok(None);
         }
         match answer.next(self.stream.silence_max.duration()).await? {
@@ -337,11 +280,7 @@ impl Parts {
             stop_tokens: Arc::clone(&job.stop_tokens),
             digest_logits: job.digest_logits,
         };
-        GenerateRequest {
-            plan,
-            prompt,
-            generation,
-        }
+        GenerateRequest { plan, prompt, generation }
     }
 
     /// The prompt with its block hashes in a numerics class; long ones off the runtime.
@@ -351,10 +290,7 @@ impl Parts {
         let hashed = tokio::task::spawn_blocking(move || model.prompt(&encoded, &class)).await;
         hashed.map_err(|error| {
             tracing::error!(%error, "hashing a prompt failed");
-            Setback::Final {
-                error: ApiError::internal(),
-                why: Rejection::Unavailable,
-            }
+            Setback::Final { error: ApiError::internal(), why: Rejection::Unavailable }
         })
     }
 
@@ -416,8 +352,5 @@ pub(crate) fn draw_seed() -> Result<i64, getrandom::Error> {
 
 fn no_randomness(error: getrandom::Error) -> Setback {
     tracing::error!(%error, "the system gives no random numbers");
-    Setback::Final {
-        error: ApiError::internal(),
-        why: Rejection::Unavailable,
-    }
+    Setback::Final { error: ApiError::internal(), why: Rejection::Unavailable }
 }

@@ -5,11 +5,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use daemon::{BoundedListener, Condition, Endpoint, Exposure, OnExit, Role};
+use daemon::{BoundedListener, Condition, Endpoint, Exposure, HttpServer, OnExit, Role};
 use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 mod answer;
 mod api;
@@ -17,6 +16,7 @@ mod cluster;
 mod config;
 mod generate;
 mod metrics;
+mod queue;
 mod stops;
 mod text;
 
@@ -66,16 +66,8 @@ impl Gateway {
         role: &Role,
     ) -> Result<Self, StartError> {
         let exposure = Exposure::from_insecure(config.insecure);
-        let socket = |field, address| {
-            daemon::bind(
-                Endpoint {
-                    role: role.name(),
-                    field,
-                    address,
-                },
-                exposure,
-            )
-        };
+        let socket =
+            |field, address| daemon::bind(Endpoint { role: role.name(), field, address }, exposure);
         let public = socket("listen", config.listen)?;
         let admin = socket("admin.listen", config.admin.listen)?;
         let address = public.local_addr()?;
@@ -106,9 +98,11 @@ impl Gateway {
         });
 
         let beside = daemon::admin::router(vec![role.probes()], vec![registry.clone()]);
-        let router = Api::new(model, metrics, generator, config.clone()).router(beside);
+        let router =
+            Api::new(model, metrics, generator, config.clone(), role.draining()).router(beside);
         let listener = BoundedListener::try_new(public, config.limits.connections_max)?;
-        serve(role, listener, router);
+        let head_wait_max = config.limits.head_wait_max.duration();
+        serve(role, HttpServer::new(listener, router, head_wait_max));
         let admin = role.serve_admin(admin, config.admin.connections_max, vec![registry])?;
         role.readiness().started();
         tracing::info!(%address, %admin, "the gateway serves");
@@ -124,31 +118,19 @@ fn metrics(
     let limits = [
         ("queue.waiting_max", config.queue.waiting_max as u64),
         ("limits.requests_max", config.limits.requests_max as u64),
-        (
-            "limits.connections_max",
-            config.limits.connections_max as u64,
-        ),
+        ("limits.connections_max", config.limits.connections_max as u64),
         ("limits.body_max", config.limits.body_max.get()),
         ("stream.buffer", config.stream.buffer as u64),
     ];
     Metrics::try_new(registry, model.name(), &limits).map(Arc::new)
 }
 
-/// Accepts until the drain begins; then open answers get the drain's grace to finish.
-fn serve(role: &Role, listener: BoundedListener, router: axum::Router) {
-    let finished = CancellationToken::new();
-    let (draining, stop) = (role.draining(), role.stop());
-    let over = finished.clone().drop_guard();
-    role.spawn("serve", OnExit::Shutdown, async move {
-        let _over = over;
-        let served = axum::serve(listener, router)
-            .with_graceful_shutdown(async move { draining.cancelled().await });
-        tokio::select! {
-            outcome = served => outcome,
-            () = stop.cancelled() => Ok(()),
-        }
-    });
-    role.on_drain("finish answers", async move { finished.cancelled().await });
+/// Serves until the end of the drain. Open answers get the drain's grace to finish; meanwhile the
+/// port stays open, so that probes are answered and new requests are told to go elsewhere.
+fn serve(role: &Role, server: HttpServer) {
+    let open = server.requests();
+    role.spawn("serve", OnExit::Shutdown, server.run(role.stop()));
+    role.on_drain("finish answers", async move { open.none().await });
 }
 
 /// Keeps readiness and the expected numerics class up to date.

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin;
 use crate::listen::BoundedListener;
+use crate::serve::HttpServer;
 
 /// The running thread; it ends when this is dropped.
 #[derive(Debug)]
@@ -80,12 +81,8 @@ impl Backstage {
         let address = listener.local_addr()?;
         let listener = BoundedListener::try_new(listener, connections_max)?;
         let router = router.fallback(admin::not_found);
-        self.handle.spawn(async move {
-            // axum's serve loop retries accept errors itself and does not return.
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, %address, "the admin endpoint ended");
-            }
-        });
+        let server = HttpServer::new(listener, router, admin::HEAD_WAIT_MAX);
+        self.handle.spawn(server.run(CancellationToken::new()));
         Ok(address)
     }
 }
@@ -96,10 +93,7 @@ impl Drop for Backstage {
     }
 }
 
-#[expect(
-    clippy::exit,
-    reason = "the operator asked twice: nothing is waited for any more"
-)]
+#[expect(clippy::exit, reason = "the operator asked twice: nothing is waited for any more")]
 fn leave(code: i32) -> ! {
     std::process::exit(code)
 }

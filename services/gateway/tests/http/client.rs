@@ -29,8 +29,13 @@ impl Client {
     }
 
     async fn send(&self, head: &str, body: &[u8]) -> Open {
+        self.keep(&format!("{head}\r\nconnection: close"), body).await
+    }
+
+    /// Sends a request without asking for the connection's end after it.
+    pub(crate) async fn keep(&self, head: &str, body: &[u8]) -> Open {
         let mut stream = self.try_connect().await.expect("connected");
-        let head = format!("{head}\r\nhost: a\r\nconnection: close\r\n");
+        let head = format!("{head}\r\nhost: a\r\n");
         let head = format!("{head}content-length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).await.expect("sent");
         stream.write_all(body).await.expect("sent");
@@ -38,10 +43,7 @@ impl Client {
     }
 
     pub(crate) async fn get(&self, path: &str) -> Reply {
-        self.send(&format!("GET {path} HTTP/1.1"), b"")
-            .await
-            .rest()
-            .await
+        self.send(&format!("GET {path} HTTP/1.1"), b"").await.rest().await
     }
 
     pub(crate) async fn raw(&self, path: &str, kind: &str, body: &[u8]) -> Reply {
@@ -95,17 +97,9 @@ impl Open {
         assert!(parts.is_some(), "{read:?} gave {text:?}");
         let (head, body) = parts.expect("checked just above");
         let head = head.to_ascii_lowercase();
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|code| code.parse().ok())
-            .expect("a status");
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
         let chunked = head.contains("transfer-encoding: chunked");
-        let body = if chunked {
-            dechunk(body)
-        } else {
-            body.to_owned()
-        };
+        let body = if chunked { dechunk(body) } else { body.to_owned() };
         Reply { status, head, body }
     }
 }
@@ -124,10 +118,7 @@ fn dechunk(body: &str) -> String {
 impl Reply {
     pub(crate) fn header(&self, name: &str) -> Option<String> {
         let prefix = format!("{name}: ");
-        let line = self
-            .head
-            .lines()
-            .find_map(|line| line.strip_prefix(&prefix))?;
+        let line = self.head.lines().find_map(|line| line.strip_prefix(&prefix))?;
         Some(line.to_owned())
     }
 
@@ -136,25 +127,14 @@ impl Reply {
     }
 
     pub(crate) fn code(&self) -> String {
-        self.json()["error"]["code"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
+        self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
     }
 
     /// The documents of an event stream, and whether it ended with `[DONE]`.
     pub(crate) fn events(&self) -> (Vec<Value>, bool) {
-        let data = self
-            .body
-            .lines()
-            .filter_map(|line| line.strip_prefix("data: "));
+        let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
         let (done, documents): (Vec<&str>, Vec<&str>) = data.partition(|data| *data == "[DONE]");
-        let documents = documents
-            .into_iter()
-            .map(|text| serde_json::from_str(text).expect("JSON"));
-        (
-            documents.collect(),
-            done.len() == 1 && self.body.ends_with("data: [DONE]\n\n"),
-        )
+        let documents = documents.into_iter().map(|text| serde_json::from_str(text).expect("JSON"));
+        (documents.collect(), done.len() == 1 && self.body.ends_with("data: [DONE]\n\n"))
     }
 }
