@@ -59,14 +59,7 @@ pub struct Cluster {
 }
 
 /// Order of start: who others need comes first.
-const ROLES: [&str; 6] = [
-    "coordinator",
-    "memory-0",
-    "memory-1",
-    "prefill",
-    "decode",
-    "gateway",
-];
+const ROLES: [&str; 6] = ["coordinator", "memory-0", "memory-1", "prefill", "decode", "gateway"];
 
 impl Cluster {
     /// Starts a cluster with this model and waits until it serves.
@@ -96,19 +89,11 @@ impl Cluster {
         };
         let gateway = nodes.iter().find(|node| node.role == "gateway");
         let address = gateway.context("there is a gateway")?.address.parse()?;
-        let mut cluster = Self {
-            client: Client(address),
-            model: String::new(),
-            nodes,
-            together,
-            settings,
-        };
+        let mut cluster =
+            Self { client: Client(address), model: String::new(), nodes, together, settings };
         cluster.ready(2).await?;
         let models = cluster.client.get("/v1/models").await?.json();
-        cluster.model = models["data"][0]["id"]
-            .as_str()
-            .context("an id")?
-            .to_owned();
+        cluster.model = models["data"][0]["id"].as_str().context("an id")?.to_owned();
         Ok(cluster)
     }
 
@@ -260,9 +245,7 @@ async fn together(settings: &[(String, String, String)]) -> anyhow::Result<(Vec<
     let mut arguments = arguments("", settings);
     arguments.splice(0..0, ["up".to_owned(), "--listen=127.0.0.1:0".to_owned()]);
     let mut program = Program::start("oasiskv", &arguments)?;
-    program
-        .line(|line| line.starts_with("Stop it").then_some(()))
-        .await?;
+    program.line(|line| line.starts_with("Stop it").then_some(())).await?;
     let said = program.said();
     let table = said.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -280,9 +263,7 @@ async fn together(settings: &[(String, String, String)]) -> anyhow::Result<(Vec<
 async fn apart(settings: &[(String, String, String)]) -> anyhow::Result<Vec<Node>> {
     let mut nodes: Vec<Node> = Vec::new();
     for role in ROLES {
-        let registry = nodes
-            .first()
-            .map_or(String::new(), |first| first.address.clone());
+        let registry = nodes.first().map_or(String::new(), |first| first.address.clone());
         nodes.push(one(role, &registry, settings).await?);
     }
     Ok(nodes)
@@ -294,11 +275,7 @@ async fn one(
     registry: &str,
     settings: &[(String, String, String)],
 ) -> anyhow::Result<Node> {
-    let kind = if role.starts_with("memory") {
-        "memory-node"
-    } else {
-        role
-    };
+    let kind = if role.starts_with("memory") { "memory-node" } else { role };
     let mut arguments = arguments(kind, settings);
     arguments.push("--set=admin.listen=127.0.0.1:0".to_owned());
     match kind {
@@ -315,20 +292,13 @@ async fn one(
     }
     let mut program = Program::start(&format!("oasiskv-{kind}"), &arguments)?;
     let (address, admin) = program.line(serving).await?;
-    Ok(Node {
-        role: role.to_owned(),
-        admin,
-        address,
-        program: Some(program),
-    })
+    Ok(Node { role: role.to_owned(), admin, address, program: Some(program) })
 }
 
 /// The line that says where a role serves.
 fn serving(line: &str) -> Option<(String, SocketAddr)> {
     let line: Value = serde_json::from_str(line).ok()?;
-    line["message"]
-        .as_str()
-        .filter(|message| message.contains("serv"))?;
+    line["message"].as_str().filter(|message| message.contains("serv"))?;
     let address = line["address"].as_str().or(line["control"].as_str())?;
     let admin = line["admin"].as_str()?.parse().ok()?;
     Some((address.to_owned(), admin))

@@ -68,11 +68,7 @@ impl Client {
         let retry_after = header.and_then(|value| value.to_str().ok()?.parse().ok());
         let body = timeout(PATIENCE, answer.into_body().collect()).await??;
         let text = String::from_utf8(body.to_bytes().to_vec())?;
-        Ok(Answer {
-            status,
-            retry_after,
-            text,
-        })
+        Ok(Answer { status, retry_after, text })
     }
 
     /// Reads a page.
@@ -108,19 +104,13 @@ impl Client {
     /// # Errors
     /// When the answer is no stream.
     pub async fn stream(self, path: &str, body: &Value) -> anyhow::Result<Events> {
-        let (answer, connection) = self
-            .begin(Method::POST, path, body.to_string().into())
-            .await?;
+        let (answer, connection) = self.begin(Method::POST, path, body.to_string().into()).await?;
         let status = answer.status();
         if !status.is_success() {
             let text = answer.into_body().collect().await?.to_bytes();
             bail!("{status}: {}", String::from_utf8_lossy(&text));
         }
-        Ok(Events {
-            body: answer.into_body(),
-            rest: Vec::new(),
-            _connection: connection,
-        })
+        Ok(Events { body: answer.into_body(), rest: Vec::new(), _connection: connection })
     }
 
     async fn begin(

@@ -22,10 +22,7 @@ pub fn path() -> Option<PathBuf> {
 }
 
 /// Says that a test does not run here.
-#[expect(
-    clippy::print_stdout,
-    reason = "the line by which the test command counts skips"
-)]
+#[expect(clippy::print_stdout, reason = "the line by which the test command counts skips")]
 pub fn skipped(reason: &str) {
     println!("SKIPPED {reason}");
 }

@@ -54,22 +54,14 @@ impl Program {
             .stderr(Stdio::piped())
             .kill_on_drop(true);
         let mut child = command.spawn().with_context(|| {
-            format!(
-                "{}: run `cargo build --release --workspace` first",
-                path.display()
-            )
+            format!("{}: run `cargo build --release --workspace` first", path.display())
         })?;
         let (sender, lines) = watch::channel(Vec::new());
         let mut readers = JoinSet::new();
         let (out, err) = (child.stdout.take(), child.stderr.take());
         readers.spawn(collect(out.context("piped")?, sender.clone()));
         readers.spawn(collect(err.context("piped")?, sender));
-        Ok(Self {
-            name: binary.to_owned(),
-            child,
-            lines,
-            readers,
-        })
+        Ok(Self { name: binary.to_owned(), child, lines, readers })
     }
 
     /// Waits for a line that `wanted` makes something of.
@@ -137,10 +129,7 @@ impl Program {
             bail!("{} goes on; it said:\n{}", self.name, self.said());
         };
         while self.readers.join_next().await.is_some() {}
-        Ok(Ended {
-            code: status?.code(),
-            text: self.said(),
-        })
+        Ok(Ended { code: status?.code(), text: self.said() })
     }
 }
 

@@ -66,44 +66,27 @@ async fn chat_and_completions_answer_whole_and_streamed_alike() {
     assert!(finish == "stop" || finish == "length", "{whole}");
     let usage = &whole["usage"];
     let count = |name: &str| usage[name].as_u64().expect("a count");
-    assert_eq!(
-        count("total_tokens"),
-        count("prompt_tokens") + count("completion_tokens")
-    );
+    assert_eq!(count("total_tokens"), count("prompt_tokens") + count("completion_tokens"));
     assert!(count("completion_tokens") <= 24);
     assert_eq!(cached(usage), 0, "nothing was seen before");
     assert!(whole["oasiskv"]["ledger"]["moved"].is_array(), "{whole}");
 
     let mut streamed = body.clone();
-    merge(
-        &mut streamed,
-        json!({"stream": true, "stream_options": {"include_usage": true}}),
-    );
+    merge(&mut streamed, json!({"stream": true, "stream_options": {"include_usage": true}}));
     let events = client.stream(CHAT, &streamed).await.expect("a stream");
     let events = events.all().await.expect("it ends with [DONE]");
     let (last, rest) = events.split_last().expect("events");
     assert_eq!(last["choices"], json!([]), "the usage comes last and alone");
-    assert_eq!(
-        last["usage"]["completion_tokens"],
-        usage["completion_tokens"]
-    );
+    assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
     let hit = cached(&last["usage"]);
-    assert!(
-        hit > 0 && hit % 16 == 0,
-        "a repeat hits whole blocks: {hit}"
-    );
-    assert!(
-        count("prompt_tokens") - hit >= 32,
-        "the last 32 are computed"
-    );
+    assert!(hit > 0 && hit.is_multiple_of(16), "a repeat hits whole blocks: {hit}");
+    assert!(count("prompt_tokens") - hit >= 32, "the last 32 are computed");
     let mut joined = String::new();
     for event in rest {
         assert_eq!(event["object"], "chat.completion.chunk");
         assert_eq!(event["id"], last["id"], "one id for all");
         assert_eq!(event["usage"], Value::Null);
-        joined += event["choices"][0]["delta"]["content"]
-            .as_str()
-            .unwrap_or("");
+        joined += event["choices"][0]["delta"]["content"].as_str().unwrap_or("");
     }
     assert_eq!(rest[0]["choices"][0]["delta"]["role"], "assistant");
     assert_eq!(joined, text, "streamed and whole are the same text");
@@ -161,15 +144,8 @@ async fn limits_stops_and_seeds_do_what_they_say_p1() {
     let seed = drawn["oasiskv"]["seed"].clone();
     assert!(seed.is_i64(), "the drawn seed is returned: {drawn}");
     let again = ask(json!({"temperature": 1, "logits_digest": true, "seed": seed})).await;
-    assert_eq!(
-        text(&again),
-        text(&drawn),
-        "the returned seed gives the same text"
-    );
-    assert_eq!(
-        again["oasiskv"]["logits_digest"],
-        drawn["oasiskv"]["logits_digest"]
-    );
+    assert_eq!(text(&again), text(&drawn), "the returned seed gives the same text");
+    assert_eq!(again["oasiskv"]["logits_digest"], drawn["oasiskv"]["logits_digest"]);
     assert_eq!(again["system_fingerprint"], drawn["system_fingerprint"]);
     let texts: std::collections::BTreeSet<String> = {
         let mut texts = std::collections::BTreeSet::new();
@@ -190,11 +166,7 @@ async fn refused(client: Client, path: &str, body: impl Into<Vec<u8>>) -> (u16, 
     for key in ["message", "type", "param", "code"] {
         assert!(error.get(key).is_some(), "no {key} in {}", answer.text);
     }
-    assert!(
-        !answer.text.contains("src/"),
-        "internal detail: {}",
-        answer.text
-    );
+    assert!(!answer.text.contains("src/"), "internal detail: {}", answer.text);
     (answer.status, error)
 }
 
@@ -220,11 +192,7 @@ async fn bad_requests_are_refused_with_field_and_remedy() {
             "messages[0].role",
             "unsupported_parameter",
         ),
-        (
-            json!({"messages": [{"role": "user"}]}),
-            "messages[0].content",
-            "invalid_value",
-        ),
+        (json!({"messages": [{"role": "user"}]}), "messages[0].content", "invalid_value"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
             "messages[0].content[0].type",
@@ -235,17 +203,9 @@ async fn bad_requests_are_refused_with_field_and_remedy() {
         (json!({"max_tokens": 1.5}), "max_tokens", "invalid_value"),
         (json!({"max_tokens": "9"}), "max_tokens", "invalid_value"),
         (json!({"max_tokens": 1e30}), "max_tokens", "invalid_value"),
-        (
-            json!({"max_tokens": 1_000_000}),
-            "max_tokens",
-            "context_length_exceeded",
-        ),
+        (json!({"max_tokens": 1_000_000}), "max_tokens", "context_length_exceeded"),
         (json!({"temperature": -0.1}), "temperature", "invalid_value"),
-        (
-            json!({"temperature": 1e300}),
-            "temperature",
-            "invalid_value",
-        ),
+        (json!({"temperature": 1e300}), "temperature", "invalid_value"),
         (json!({"top_p": 0}), "top_p", "invalid_value"),
         (json!({"top_p": 1.01}), "top_p", "invalid_value"),
         (json!({"top_k": -2}), "top_k", "invalid_value"),
@@ -253,39 +213,19 @@ async fn bad_requests_are_refused_with_field_and_remedy() {
         (json!({"seed": 1e30}), "seed", "invalid_value"),
         (json!({"seed": "x"}), "seed", "invalid_value"),
         (json!({"stop": ""}), "stop", "invalid_value"),
-        (
-            json!({"stop": ["1", "2", "3", "4", "5"]}),
-            "stop",
-            "invalid_value",
-        ),
+        (json!({"stop": ["1", "2", "3", "4", "5"]}), "stop", "invalid_value"),
         (json!({"stream": "yes"}), "stream", "invalid_value"),
-        (
-            json!({"stream_options": {"include_usage": true}}),
-            "stream_options",
-            "invalid_value",
-        ),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options", "invalid_value"),
         (json!({"n": 2}), "n", "unsupported_parameter"),
         (json!({"tools": [{}]}), "tools", "unsupported_parameter"),
-        (
-            json!({"logprobs": true}),
-            "logprobs",
-            "unsupported_parameter",
-        ),
+        (json!({"logprobs": true}), "logprobs", "unsupported_parameter"),
         (
             json!({"response_format": {"type": "json_object"}}),
             "response_format",
             "unsupported_parameter",
         ),
-        (
-            json!({"frequency_penalty": 1}),
-            "frequency_penalty",
-            "unsupported_parameter",
-        ),
-        (
-            json!({"lora_request": {"name": "x"}}),
-            "lora_request",
-            "unsupported_parameter",
-        ),
+        (json!({"frequency_penalty": 1}), "frequency_penalty", "unsupported_parameter"),
+        (json!({"lora_request": {"name": "x"}}), "lora_request", "unsupported_parameter"),
         (json!({"temprature": 1}), "temprature", "unknown_parameter"),
     ];
     for (fields, param, code) in table {
@@ -309,10 +249,7 @@ async fn prompts_and_bodies_that_cannot_be_are_refused() {
     let (client, model) = (cluster.client, cluster.model.clone());
     let completion = |prompt: Value| json!({"model": model, "prompt": prompt}).to_string();
     let texts = [
-        (
-            completion(json!("word ".repeat(9_000))),
-            "context_length_exceeded",
-        ),
+        (completion(json!("word ".repeat(9_000))), "context_length_exceeded"),
         (completion(json!("")), "invalid_value"),
         (completion(json!([])), "invalid_value"),
         (completion(json!([49_152])), "invalid_value"),
@@ -327,33 +264,20 @@ async fn prompts_and_bodies_that_cannot_be_are_refused() {
     for (body, code) in texts {
         let what: String = body.chars().take(60).collect();
         let (status, error) = refused(client, COMPLETIONS, body).await;
-        assert_eq!(
-            (status, error["code"].as_str()),
-            (400, Some(code)),
-            "{what}: {error}"
-        );
+        assert_eq!((status, error["code"].as_str()), (400, Some(code)), "{what}: {error}");
     }
     let (status, error) = refused(client, CHAT, b"{\"model\": \"\xff\"}".to_vec()).await;
     assert_eq!((status, &error["code"]), (400, &json!("invalid_utf8")));
     let (status, error) = refused(client, CHAT, vec![b' '; 3 << 20]).await;
-    assert_eq!(
-        (status, &error["type"]),
-        (413, &json!("invalid_request_error"))
-    );
+    assert_eq!((status, &error["type"]), (413, &json!("invalid_request_error")));
     let (status, error) = refused(client, "/v1/embeddings", "{}").await;
-    assert_eq!(
-        (status, &error["code"]),
-        (404, &json!("unsupported_endpoint"))
-    );
+    assert_eq!((status, &error["code"]), (404, &json!("unsupported_endpoint")));
     let (status, _) = refused(client, "/v2/chat", "{}").await;
     assert_eq!(status, 404);
     let (status, _) = refused(client, "/v1/models", "{}").await;
     assert_eq!(status, 405);
     let wrong = client.get(CHAT).await.expect("an answer");
-    assert_eq!(
-        (wrong.status, &wrong.json()["error"]["param"]),
-        (405, &Value::Null)
-    );
+    assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (405, &Value::Null));
     for probe in ["/livez", "/readyz", "/startupz", "/health", "/metrics"] {
         let page = client.get(probe).await.expect("an answer");
         assert_eq!(page.status, 200, "{probe}: {}", page.text);

@@ -55,8 +55,7 @@ fn busy(role: &str, page: &Page) -> Vec<String> {
     let value = |(family, label): &(&str, &str)| page.value(family, &[label]);
     let gauges = held(role).into_iter();
     let busy = gauges.filter(|gauge| value(gauge) != 0.0);
-    busy.map(|(family, label)| format!("{role}: {family}{{{label}}}"))
-        .collect()
+    busy.map(|(family, label)| format!("{role}: {family}{{{label}}}")).collect()
 }
 
 /// Device slots are free or belong to somebody: a leak would hide in neither.
@@ -78,27 +77,13 @@ async fn freed(cluster: &Cluster, what: &str) -> Duration {
             last.is_empty()
         });
         let quiet = timeout(FREED_WITHIN, quiet).await;
-        quiet
-            .unwrap_or_else(|_| panic!("{what}: still held: {last:?}"))
-            .expect("pages");
+        quiet.unwrap_or_else(|_| panic!("{what}: still held: {last:?}")).expect("pages");
     }
     let page = cluster.page("decode").await.expect("a page");
-    assert!(
-        whole(&page, "oasiskv_decode_device_slots"),
-        "{}",
-        page.text()
-    );
-    assert!(
-        whole(&page, "oasiskv_decode_landing_slots"),
-        "{}",
-        page.text()
-    );
+    assert!(whole(&page, "oasiskv_decode_device_slots"), "{}", page.text());
+    assert!(whole(&page, "oasiskv_decode_landing_slots"), "{}", page.text());
     let page = cluster.page("prefill").await.expect("a page");
-    assert!(
-        whole(&page, "oasiskv_prefill_device_slots"),
-        "{}",
-        page.text()
-    );
+    assert!(whole(&page, "oasiskv_prefill_device_slots"), "{}", page.text());
     since.elapsed()
 }
 
@@ -130,10 +115,7 @@ async fn leave(cluster: &Cluster, leaves: Leaves, salt: &str) {
     let client = cluster.client;
     match leaves {
         Leaves::AfterFirstChunk => {
-            let mut events = client
-                .stream("/v1/completions", &body)
-                .await
-                .expect("a stream");
+            let mut events = client.stream("/v1/completions", &body).await.expect("a stream");
             loop {
                 let event = events.next().await.expect("it goes on").expect("an event");
                 let text = event["choices"][0]["text"].as_str().unwrap_or_default();

@@ -31,11 +31,7 @@ async fn undisturbed(cluster: &Cluster) -> Value {
 /// Streams the request, kills a role after the first pieces, and gives the digest of the rest.
 async fn killed_in_the_middle(cluster: &mut Cluster, role: &str, salt: &str) -> Value {
     let body = request(&cluster.model, salt, true);
-    let mut events = cluster
-        .client
-        .stream(COMPLETIONS, &body)
-        .await
-        .expect("a stream");
+    let mut events = cluster.client.stream(COMPLETIONS, &body).await.expect("a stream");
     for _ in 0..3 {
         events.next().await.expect("it goes on").expect("an event");
     }
@@ -82,10 +78,7 @@ async fn memory_nodes_die_one_by_one_and_no_answer_changes_p3() {
     let mut cluster = cluster.expect("it starts");
     let expected = undisturbed(&cluster).await;
     let survived = killed_in_the_middle(&mut cluster, "memory-0", "mid").await;
-    assert_eq!(
-        survived, expected,
-        "the death of a memory node changed a bit"
-    );
+    assert_eq!(survived, expected, "the death of a memory node changed a bit");
     // At once: the dead node may still be in the coordinator's view.
     let body = request(&cluster.model, "after", false);
     let answer = cluster.client.ask(COMPLETIONS, &body).await;

@@ -99,9 +99,7 @@ async fn one_process_and_six_give_the_same_bits_cold_hit_and_in_a_batch_of_eight
         });
     }
     let running = |count: f64| {
-        cluster.until("decode", move |page| {
-            page.value("oasiskv_decode_running", &[]) >= count
-        })
+        cluster.until("decode", move |page| page.value("oasiskv_decode_running", &[]) >= count)
     };
     running(7.0).await.expect("the neighbours decode");
     for (salt, what) in [("", "prefix hit"), ("cold", "cold")] {

@@ -74,6 +74,15 @@ pub enum OpenError {
     Load(#[from] LoadError),
 }
 
+impl OpenError {
+    /// Whether `name` itself is wrong, so that no retry and no other source can help.
+    #[must_use]
+    pub fn names_no_model(&self) -> bool {
+        use ResolveError::{NotAFile, UnknownAlias};
+        matches!(self, Self::Resolve(UnknownAlias { .. } | NotAFile { .. }))
+    }
+}
+
 /// A model that is ready to run, shared by all roles of a process.
 #[derive(Clone)]
 pub struct Opened<D: Device> {

@@ -58,11 +58,7 @@ const IO_CRATES: [&str; 24] = [
 
 /// Crates of others that only some of ours may use, and why.
 const KEPT_IN: [(&str, &[&str], &str); 9] = [
-    (
-        "etcd-client",
-        &["membership"],
-        "one place knows the registry",
-    ),
+    ("etcd-client", &["membership"], "one place knows the registry"),
     ("cudarc", &["kernels"], "one place knows the device"),
     ("libloading", &["ucx-sys"], "one place binds to libucp"),
     ("hf-hub", &["checkpoint"], "one place fetches models"),
@@ -86,33 +82,18 @@ const REFUSED: [(&str, &str); 6] = [
 /// The members in the order of the manifest.
 pub(crate) fn members(metadata: &Metadata) -> Vec<Member> {
     let root = &metadata.workspace_root;
-    let ours: BTreeSet<&str> = metadata
-        .workspace_packages()
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
+    let ours: BTreeSet<&str> =
+        metadata.workspace_packages().iter().map(|package| package.name.as_str()).collect();
     let mut members: BTreeMap<String, Member> = BTreeMap::new();
     for package in metadata.workspace_packages() {
-        let manifest = package
-            .manifest_path
-            .parent()
-            .expect("a manifest lies in a folder");
-        let folder = manifest
-            .strip_prefix(root)
-            .expect("members lie in the workspace");
+        let manifest = package.manifest_path.parent().expect("a manifest lies in a folder");
+        let folder = manifest.strip_prefix(root).expect("members lie in the workspace");
         members.insert(folder.to_string(), member(package, folder.as_str(), &ours));
     }
     let manifest = std::fs::read_to_string(root.join("Cargo.toml")).expect("the workspace is read");
     let order = listed_members(&manifest);
-    let ordered: Vec<Member> = order
-        .iter()
-        .filter_map(|folder| members.remove(folder))
-        .collect();
-    assert!(
-        members.is_empty(),
-        "not found in the list of members: {:?}",
-        members.keys()
-    );
+    let ordered: Vec<Member> = order.iter().filter_map(|folder| members.remove(folder)).collect();
+    assert!(members.is_empty(), "not found in the list of members: {:?}", members.keys());
     ordered
 }
 
@@ -141,13 +122,7 @@ pub(crate) fn listed_members(manifest: &str) -> Vec<String> {
         .lines()
         .skip_while(|line| !line.starts_with("members"))
         .take_while(|line| !line.starts_with(']'))
-        .filter_map(|line| {
-            line.trim()
-                .strip_prefix('"')?
-                .split('"')
-                .next()
-                .map(str::to_owned)
-        })
+        .filter_map(|line| line.trim().strip_prefix('"')?.split('"').next().map(str::to_owned))
         .collect()
 }
 
@@ -161,18 +136,12 @@ pub(crate) fn table(document: &str) -> Vec<Row> {
     rows.map(|line| {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let ticked = |cell: &str| -> Vec<String> {
-            cell.split('`')
-                .skip(1)
-                .step_by(2)
-                .map(str::to_owned)
-                .collect()
+            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
         };
         Row {
             level: cells[0].to_owned(),
             name: ticked(cells[1]).concat(),
-            uses: ticked(cells.last().expect("a row has cells"))
-                .into_iter()
-                .collect(),
+            uses: ticked(cells.last().expect("a row has cells")).into_iter().collect(),
         }
     })
     .collect()
@@ -184,16 +153,11 @@ pub(crate) fn against_table(members: &[Member], table: &[Row]) -> Vec<String> {
     let listed: Vec<&str> = table.iter().map(|row| row.name.as_str()).collect();
     let real: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
     if listed != real {
-        found.push(format!(
-            "the table lists {listed:?}, the workspace {real:?}"
-        ));
+        found.push(format!("the table lists {listed:?}, the workspace {real:?}"));
     }
     for (row, below) in table.iter().skip(1).zip(table) {
         if row.level < below.level {
-            found.push(format!(
-                "{} (level {}) stands after {}",
-                row.name, row.level, below.name
-            ));
+            found.push(format!("{} (level {}) stands after {}", row.name, row.level, below.name));
         }
     }
     for member in members {
@@ -201,16 +165,10 @@ pub(crate) fn against_table(members: &[Member], table: &[Row]) -> Vec<String> {
             continue;
         };
         for new in member.uses.difference(&row.uses) {
-            found.push(format!(
-                "{} -> {new} is not in the table: drop it or argue it",
-                row.name
-            ));
+            found.push(format!("{} -> {new} is not in the table: drop it or argue it", row.name));
         }
         for gone in row.uses.difference(&member.uses) {
-            found.push(format!(
-                "{} -> {gone} is in the table but not in the manifest",
-                row.name
-            ));
+            found.push(format!("{} -> {gone} is in the table but not in the manifest", row.name));
         }
     }
     found
@@ -222,28 +180,17 @@ pub(crate) fn order_and_names(members: &[Member]) -> Vec<String> {
     for (at, member) in members.iter().enumerate() {
         for used in member.uses.union(&member.tests_use) {
             if !members[..at].iter().any(|earlier| earlier.name == *used) {
-                found.push(format!(
-                    "{} uses {used}, which is not listed above it",
-                    member.name
-                ));
+                found.push(format!("{} uses {used}, which is not listed above it", member.name));
             }
         }
         if BANNED_NAMES.contains(&member.name.as_str()) {
-            found.push(format!(
-                "crate {:?} says nothing, name what is inside",
-                member.name
-            ));
+            found.push(format!("crate {:?} says nothing, name what is inside", member.name));
         }
         if member.folder.rsplit('/').next() != Some(member.name.as_str()) {
-            found.push(format!(
-                "{}: folder and crate {} differ",
-                member.folder, member.name
-            ));
+            found.push(format!("{}: folder and crate {} differ", member.folder, member.name));
         }
         let service = |name: &str| {
-            members
-                .iter()
-                .any(|other| other.name == name && other.folder.starts_with("services/"))
+            members.iter().any(|other| other.name == name && other.folder.starts_with("services/"))
         };
         if member.name != "oasiskv" {
             for used in member.uses.iter().filter(|used| service(used)) {
@@ -259,11 +206,7 @@ pub(crate) fn foreign(members: &[Member]) -> Vec<String> {
     let mut found = Vec::new();
     for member in members {
         if CORES.contains(&member.name.as_str()) {
-            for io in member
-                .foreign
-                .iter()
-                .filter(|name| IO_CRATES.contains(&name.as_str()))
-            {
+            for io in member.foreign.iter().filter(|name| IO_CRATES.contains(&name.as_str())) {
                 found.push(format!("{} is a core and must not use {io}", member.name));
             }
         }
@@ -280,11 +223,7 @@ pub(crate) fn foreign(members: &[Member]) -> Vec<String> {
 pub(crate) fn lock_file(lock: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in lock.lines() {
-        let value = |key: &str| {
-            line.strip_prefix(key)?
-                .strip_prefix(" = \"")?
-                .strip_suffix('"')
-        };
+        let value = |key: &str| line.strip_prefix(key)?.strip_prefix(" = \"")?.strip_suffix('"');
         let refused = value("name").and_then(|name| REFUSED.iter().find(|(bad, _)| *bad == name));
         if let Some((name, instead)) = refused {
             found.push(format!("Cargo.lock: {name}: use {instead}"));
@@ -320,8 +259,7 @@ const LICENCES: [&str; 14] = [
 /// Whether an SPDX expression of crates can be met with the allowed licences.
 pub(crate) fn licence_allowed(expression: &str) -> bool {
     let flat = expression.replace('/', " OR ").replace(['(', ')'], " ");
-    flat.split(" AND ")
-        .all(|all| all.split(" OR ").any(|one| LICENCES.contains(&one.trim())))
+    flat.split(" AND ").all(|all| all.split(" OR ").any(|one| LICENCES.contains(&one.trim())))
 }
 
 mod tests {
@@ -357,11 +295,7 @@ mod tests {
         assert!(against_table(&new, &table(TABLE))[0].contains("ids -> kv is not in the table"));
         let lost = [member("ids", &[], &[]), member("kv", &[], &[])];
         assert!(against_table(&lost, &table(TABLE))[0].contains("not in the manifest"));
-        let more = [
-            member("ids", &[], &[]),
-            member("kv", &["ids"], &[]),
-            member("x", &[], &[]),
-        ];
+        let more = [member("ids", &[], &[]), member("kv", &["ids"], &[]), member("x", &[], &[])];
         assert!(against_table(&more, &table(TABLE))[0].contains("the table lists"));
     }
 
@@ -390,10 +324,7 @@ mod tests {
     fn crates_of_others_in_the_wrong_place_are_found() {
         assert!(foreign(&[member("kv", &[], &["tokio"])])[0].contains("is a core"));
         assert!(foreign(&[member("engine", &[], &["cudarc"])])[0].contains("one place"));
-        assert_eq!(
-            foreign(&[member("kernels", &[], &["cudarc", "libc"])]),
-            [""; 0]
-        );
+        assert_eq!(foreign(&[member("kernels", &[], &["cudarc", "libc"])]), [""; 0]);
     }
 
     #[test]
@@ -404,12 +335,7 @@ mod tests {
 
     #[test]
     fn licences_are_read_as_expressions() {
-        for good in [
-            "MIT",
-            "MIT/Apache-2.0",
-            "GPL-3.0 OR MIT",
-            "(MIT OR Apache-2.0) AND ISC",
-        ] {
+        for good in ["MIT", "MIT/Apache-2.0", "GPL-3.0 OR MIT", "(MIT OR Apache-2.0) AND ISC"] {
             assert!(licence_allowed(good), "{good}");
         }
         for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "AGPL-3.0-only"] {

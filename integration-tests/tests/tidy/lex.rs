@@ -53,19 +53,12 @@ pub(crate) fn lex(text: &str) -> Lexed {
         .filter(|(at, _)| !tests.iter().any(|range| range.contains(at)))
         .map(|(_, literal)| literal)
         .collect();
-    Lexed {
-        code,
-        literals,
-        tests,
-    }
+    Lexed { code, literals, tests }
 }
 
 enum Token {
     Comment(usize),
-    Literal {
-        inside: std::ops::Range<usize>,
-        end: usize,
-    },
+    Literal { inside: std::ops::Range<usize>, end: usize },
     Other(usize),
 }
 
@@ -81,10 +74,7 @@ fn token(bytes: &[u8], at: usize) -> Token {
     match rest[0] {
         b'"' => {
             let end = string_end(bytes, at + 1);
-            Token::Literal {
-                inside: at + 1..(end - 1).max(at + 1),
-                end,
-            }
+            Token::Literal { inside: at + 1..(end - 1).max(at + 1), end }
         }
         b'r' if !continues_word(bytes, at) => raw_string(bytes, at).unwrap_or(Token::Other(at + 1)),
         b'\'' => char_literal(bytes, at),
@@ -141,9 +131,7 @@ fn raw_string(bytes: &[u8], at: usize) -> Option<Token> {
     }
     let close = [b"\"".as_slice(), &vec![b'#'; hashes]].concat();
     let inside = open + 1;
-    let len = bytes[inside..]
-        .windows(close.len())
-        .position(|w| w == close);
+    let len = bytes[inside..].windows(close.len()).position(|w| w == close);
     let len = len.unwrap_or(bytes.len() - inside);
     Some(Token::Literal {
         inside: inside..inside + len,

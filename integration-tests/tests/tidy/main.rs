@@ -20,9 +20,7 @@ const TEXT: [&str; 8] = ["rs", "toml", "md", "sh", "py", "proto", "cpp", "yml"];
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent()
-        .expect("integration-tests lies in the repository")
-        .to_owned()
+    here.parent().expect("integration-tests lies in the repository").to_owned()
 }
 
 fn metadata() -> Metadata {
@@ -61,9 +59,7 @@ fn is_text(path: &Path) -> bool {
 }
 
 fn rust_files() -> impl Iterator<Item = (String, String)> {
-    files()
-        .into_iter()
-        .filter(|(path, _)| path.ends_with(".rs"))
+    files().into_iter().filter(|(path, _)| path.ends_with(".rs"))
 }
 
 fn read(path: &str) -> String {
@@ -72,42 +68,24 @@ fn read(path: &str) -> String {
 
 #[track_caller]
 fn none(found: Vec<String>) {
-    assert!(
-        found.is_empty(),
-        "{} findings:\n{}",
-        found.len(),
-        found.join("\n")
-    );
+    assert!(found.is_empty(), "{} findings:\n{}", found.len(), found.join("\n"));
 }
 
 #[test]
 fn rust_files_keep_the_house_rules() {
-    none(
-        rust_files()
-            .flat_map(|(path, text)| source::rust_file(&path, &text))
-            .collect(),
-    );
+    none(rust_files().flat_map(|(path, text)| source::rust_file(&path, &text)).collect());
 }
 
 #[test]
 fn left_over_work_names_its_issue() {
-    none(
-        files()
-            .iter()
-            .flat_map(|(path, text)| source::unowned_markers(path, text))
-            .collect(),
-    );
+    none(files().iter().flat_map(|(path, text)| source::unowned_markers(path, text)).collect());
 }
 
 #[test]
 fn no_file_names_a_path_of_one_machine() {
     let home = std::env::var_os("HOME").and_then(|home| home.into_string().ok());
     let checkout = root().to_str().map(str::to_owned);
-    let own: Vec<String> = home
-        .into_iter()
-        .chain(checkout)
-        .filter(|p| p.len() > 1)
-        .collect();
+    let own: Vec<String> = home.into_iter().chain(checkout).filter(|p| p.len() > 1).collect();
     let check = |(path, text): &(String, String)| source::machine_paths(path, text, &own);
     none(files().iter().flat_map(check).collect());
 }
@@ -147,50 +125,25 @@ fn members_take_lints_from_the_workspace() {
 #[test]
 fn licences_of_dependencies_are_allowed() {
     let mut command = MetadataCommand::new();
-    command
-        .manifest_path(root().join("Cargo.toml"))
-        .features(CargoOpt::AllFeatures);
-    let platform = format!(
-        "--filter-platform={}-unknown-linux-gnu",
-        std::env::consts::ARCH
-    );
+    command.manifest_path(root().join("Cargo.toml")).features(CargoOpt::AllFeatures);
+    let platform = format!("--filter-platform={}-unknown-linux-gnu", std::env::consts::ARCH);
     command.other_options(["--offline".to_owned(), platform]);
-    let metadata = command
-        .exec()
-        .expect("all dependencies of this platform are at hand");
-    let used: BTreeSet<_> = metadata
-        .resolve
-        .iter()
-        .flat_map(|r| &r.nodes)
-        .map(|n| &n.id)
-        .collect();
-    let packages = metadata
-        .packages
-        .iter()
-        .filter(|package| used.contains(&package.id));
+    let metadata = command.exec().expect("all dependencies of this platform are at hand");
+    let used: BTreeSet<_> = metadata.resolve.iter().flat_map(|r| &r.nodes).map(|n| &n.id).collect();
+    let packages = metadata.packages.iter().filter(|package| used.contains(&package.id));
     let bad = packages.filter(|p| !arrows::licence_allowed(p.license.as_deref().unwrap_or("")));
-    none(
-        bad.map(|p| format!("{} {}: licence {:?}", p.name, p.version, p.license))
-            .collect(),
-    );
+    none(bad.map(|p| format!("{} {}: licence {:?}", p.name, p.version, p.license)).collect());
 }
 
 #[test]
 fn metrics_are_documented_and_exist() {
     let mut in_source = BTreeSet::new();
     for (path, text) in rust_files() {
-        let product = ["crates/", "services/", "kernels/"]
-            .iter()
-            .any(|top| path.starts_with(top));
+        let product = ["crates/", "services/", "kernels/"].iter().any(|top| path.starts_with(top));
         if product && !source::is_test_path(&path) {
             let lexed = lex::lex(&text);
-            in_source.extend(metrics::in_source(
-                lexed.literals.iter().map(String::as_str),
-            ));
+            in_source.extend(metrics::in_source(lexed.literals.iter().map(String::as_str)));
         }
     }
-    none(metrics::differences(
-        &in_source,
-        &metrics::in_document(&read("docs/METRICS.md")),
-    ));
+    none(metrics::differences(&in_source, &metrics::in_document(&read("docs/METRICS.md"))));
 }

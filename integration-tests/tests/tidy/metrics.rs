@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 
 /// Metric names among the string literals of a source text.
 pub(crate) fn in_source<'a>(literals: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
-    literals
-        .filter(|literal| is_metric(literal))
-        .map(str::to_owned)
-        .collect()
+    literals.filter(|literal| is_metric(literal)).map(str::to_owned).collect()
 }
 
 /// Metric names in the first column of the tables of docs/METRICS.md.
@@ -21,9 +18,7 @@ pub(crate) fn in_document(document: &str) -> BTreeSet<String> {
 }
 
 fn is_metric(text: &str) -> bool {
-    let rest = text
-        .strip_prefix("vllm:")
-        .or_else(|| text.strip_prefix("oasiskv_"));
+    let rest = text.strip_prefix("vllm:").or_else(|| text.strip_prefix("oasiskv_"));
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     rest.is_some_and(|rest| !rest.is_empty() && rest.chars().all(legal))
 }
@@ -43,18 +38,9 @@ mod tests {
 
     #[test]
     fn names_are_told_from_other_literals() {
-        let literals = [
-            "vllm:a_total",
-            "oasiskv_b",
-            "oasiskv_",
-            "oasiskv-gateway",
-            "x oasiskv_c",
-        ];
+        let literals = ["vllm:a_total", "oasiskv_b", "oasiskv_", "oasiskv-gateway", "x oasiskv_c"];
         let found = in_source(literals.into_iter());
-        assert_eq!(
-            found.into_iter().collect::<Vec<_>>(),
-            ["oasiskv_b", "vllm:a_total"]
-        );
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["oasiskv_b", "vllm:a_total"]);
     }
 
     #[test]

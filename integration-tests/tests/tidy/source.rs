@@ -8,9 +8,8 @@ const FUNCTION_LINES_MAX: usize = 70;
 const LINE_CHARS_MAX: usize = 100;
 
 /// Names that say nothing about what is inside.
-pub(crate) const BANNED_NAMES: [&str; 7] = [
-    "common", "utils", "core", "shared", "types", "helpers", "misc",
-];
+pub(crate) const BANNED_NAMES: [&str; 7] =
+    ["common", "utils", "core", "shared", "types", "helpers", "misc"];
 
 /// Folders whose code may ask for unsafe.
 const UNSAFE_FOLDERS: [&str; 3] = ["kernels/", "crates/transfer/", "crates/ucx-sys/"];
@@ -27,20 +26,12 @@ const NOT_IN_CORES: [&str; 7] = [
 ];
 
 /// Crates that are sans-IO and deterministic.
-pub(crate) const CORES: [&str; 7] = [
-    "ids",
-    "tokens",
-    "kv",
-    "sparse",
-    "remote",
-    "placement",
-    "session",
-];
+pub(crate) const CORES: [&str; 7] =
+    ["ids", "tokens", "kv", "sparse", "remote", "placement", "session"];
 
 /// Whether a path holds test code only.
 pub(crate) fn is_test_path(path: &str) -> bool {
-    path.split('/')
-        .any(|part| matches!(part, "tests" | "tests.rs" | "benches"))
+    path.split('/').any(|part| matches!(part, "tests" | "tests.rs" | "benches"))
 }
 
 /// All findings about one Rust file; `path` is relative to the repository.
@@ -58,25 +49,18 @@ pub(crate) fn rust_file(path: &str, text: &str) -> Vec<String> {
 
 fn head_and_size(path: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let opens_with_doc = text
-        .lines()
-        .next()
-        .is_some_and(|line| line.starts_with("//!"));
+    let opens_with_doc = text.lines().next().is_some_and(|line| line.starts_with("//!"));
     if !opens_with_doc {
         found.push(format!("{path}:1: open the file with //! and what it is"));
     }
     let lines = text.lines().count();
     if lines > FILE_LINES_MAX {
-        found.push(format!(
-            "{path}: {lines} lines, at most {FILE_LINES_MAX}: split it at a seam"
-        ));
+        found.push(format!("{path}: {lines} lines, at most {FILE_LINES_MAX}: split it at a seam"));
     }
     for (number, line) in (1..).zip(text.lines()) {
         let width = line.chars().count();
         if width > LINE_CHARS_MAX {
-            found.push(format!(
-                "{path}:{number}: {width} characters, at most {LINE_CHARS_MAX}"
-            ));
+            found.push(format!("{path}:{number}: {width} characters, at most {LINE_CHARS_MAX}"));
         }
     }
     found
@@ -90,21 +74,14 @@ fn names(path: &str, code: &str) -> Vec<String> {
     }
     for part in path.trim_end_matches(".rs").split('/') {
         if BANNED_NAMES.contains(&part) {
-            found.push(format!(
-                "{path}: {part:?} says nothing, name what is inside"
-            ));
+            found.push(format!("{path}: {part:?} says nothing, name what is inside"));
         }
     }
-    let words: Vec<&str> = code
-        .split(|c: char| !c.is_alphanumeric() && c != '_')
-        .collect();
+    let words: Vec<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
     let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
     for pair in words.windows(2) {
         if pair[0] == "mod" && BANNED_NAMES.contains(&pair[1]) {
-            found.push(format!(
-                "{path}: module {:?} says nothing, name what is inside",
-                pair[1]
-            ));
+            found.push(format!("{path}: module {:?} says nothing, name what is inside", pair[1]));
         }
     }
     found
@@ -124,11 +101,7 @@ fn long_functions(path: &str, lexed: &Lexed) -> Vec<String> {
         let lines = code[start..closing_brace(code, open)].matches('\n').count() + 1;
         if lines > FUNCTION_LINES_MAX {
             let number = code[..start].matches('\n').count() + 1;
-            let name = code[start + 3..]
-                .split(['(', '<'])
-                .next()
-                .unwrap_or_default()
-                .trim();
+            let name = code[start + 3..].split(['(', '<']).next().unwrap_or_default().trim();
             found.push(format!(
                 "{path}:{number}: fn {name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
             ));
@@ -153,9 +126,7 @@ fn body_start(code: &str, start: usize) -> Option<usize> {
 }
 
 fn core_io(path: &str, lexed: &Lexed) -> Vec<String> {
-    let core = path
-        .strip_prefix("crates/")
-        .and_then(|rest| rest.split('/').next());
+    let core = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
     if !core.is_some_and(|name| CORES.contains(&name)) || !path.contains("/src/") {
         return Vec::new();
     }
@@ -164,9 +135,7 @@ fn core_io(path: &str, lexed: &Lexed) -> Vec<String> {
         for (at, _) in lexed.code.match_indices(banned) {
             if !lexed.is_test(at) {
                 let number = lexed.code[..at].matches('\n').count() + 1;
-                found.push(format!(
-                    "{path}:{number}: {banned} in a core: take it as a parameter"
-                ));
+                found.push(format!("{path}:{number}: {banned} in a core: take it as a parameter"));
             }
         }
     }
@@ -174,42 +143,28 @@ fn core_io(path: &str, lexed: &Lexed) -> Vec<String> {
 }
 
 fn unsafe_folder(path: &str, code: &str) -> Vec<String> {
-    let asks = [
-        "expect(unsafe_code",
-        "allow(unsafe_code",
-        "warn(unsafe_code",
-    ];
+    let asks = ["expect(unsafe_code", "allow(unsafe_code", "warn(unsafe_code"];
     if !asks.iter().any(|ask| code.contains(ask)) {
         return Vec::new();
     }
     if UNSAFE_FOLDERS.iter().any(|folder| path.starts_with(folder)) {
         return Vec::new();
     }
-    vec![format!(
-        "{path}: unsafe is for kernels, transfer and ucx-sys only"
-    )]
+    vec![format!("{path}: unsafe is for kernels, transfer and ucx-sys only")]
 }
 
 /// Markers of work left over; each must name its issue (`#12`) on the same line.
 pub(crate) fn unowned_markers(path: &str, text: &str) -> Vec<String> {
     // Spelled in two halves, so that this very file passes.
-    let markers = [
-        concat!("TO", "DO"),
-        concat!("FIX", "ME"),
-        concat!("X", "XX"),
-    ];
+    let markers = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX")];
     let mut found = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
         let marked = words.any(|word| markers.contains(&word));
-        let issue = line
-            .split('#')
-            .skip(1)
-            .any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+        let issue =
+            line.split('#').skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
         if marked && !issue {
-            found.push(format!(
-                "{path}:{number}: left-over work must name its issue"
-            ));
+            found.push(format!("{path}:{number}: left-over work must name its issue"));
         }
     }
     found
@@ -217,18 +172,11 @@ pub(crate) fn unowned_markers(path: &str, text: &str) -> Vec<String> {
 
 /// Paths that exist on one developer's machine only. `own` are this checkout's, found at run time.
 pub(crate) fn machine_paths(path: &str, text: &str, own: &[String]) -> Vec<String> {
-    let homes = [
-        concat!("/ho", "me/"),
-        concat!("/Us", "ers/"),
-        concat!("/ro", "ot/"),
-    ];
+    let homes = [concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/")];
     let mut found = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let generic = homes.iter().find(|home| line.contains(**home)).copied();
-        let local = own
-            .iter()
-            .find(|own| line.contains(own.as_str()))
-            .map(String::as_str);
+        let local = own.iter().find(|own| line.contains(own.as_str())).map(String::as_str);
         if let Some(bad) = generic.or(local) {
             found.push(format!("{path}:{number}: {bad} exists on one machine only"));
         }
@@ -283,10 +231,7 @@ mod tests {
         assert!(findings("crates/common/src/lib.rs", text).contains("\"common\""));
         assert!(findings("a/src/b/mod.rs", text).contains("not x/mod.rs"));
         assert!(findings("a/src/b.rs", "//! A.\npub mod helpers {}\n").contains("\"helpers\""));
-        assert_eq!(
-            findings("a/src/b.rs", "//! A.\n// mod helpers\nuse x::types;\n"),
-            ""
-        );
+        assert_eq!(findings("a/src/b.rs", "//! A.\n// mod helpers\nuse x::types;\n"), "");
     }
 
     #[test]
@@ -308,23 +253,14 @@ mod tests {
     #[test]
     fn left_over_work_needs_an_issue() {
         let marker = concat!("TO", "DO");
-        assert_eq!(
-            unowned_markers("a.rs", &format!("// {marker}: later")).len(),
-            1
-        );
-        assert_eq!(
-            unowned_markers("a.rs", &format!("// {marker} #12: later")).len(),
-            0
-        );
+        assert_eq!(unowned_markers("a.rs", &format!("// {marker}: later")).len(), 1);
+        assert_eq!(unowned_markers("a.rs", &format!("// {marker} #12: later")).len(), 0);
         assert_eq!(unowned_markers("a.sh", "mktemp dir.XXXXXX").len(), 0);
     }
 
     #[test]
     fn paths_of_one_machine_are_found() {
-        let line = format!(
-            "see {}ann/x\nsee /srv/me/y\nsee /etc/z",
-            concat!("/ho", "me/")
-        );
+        let line = format!("see {}ann/x\nsee /srv/me/y\nsee /etc/z", concat!("/ho", "me/"));
         let own = ["/srv/me".to_owned()];
         assert_eq!(machine_paths("a.md", &line, &own).len(), 2);
     }

@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context;
 use checkpoint::{Bar, FetchConfig};
-use daemon::{CommonArgs, Daemon, Overrides, Program};
+use daemon::{CommonArgs, ConfigError, Daemon, Overrides, Program};
 use decode::Config;
 
 /// Owns sessions: fetches their KV, decodes in one batch, samples.
@@ -43,7 +42,12 @@ async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
             compute.hub_offline,
             &daemon::environment::variable,
         );
-        model::open(&compute, &fetch, &mut Bar::default()).context("model")
+        model::open(&compute, &fetch, &mut Bar::default()).map_err(|error| {
+            if error.names_no_model() {
+                return ConfigError::invalid("model.name", "names no model", error).into();
+            }
+            anyhow::Error::new(error).context("model")
+        })
     });
     let opened = open.await??;
     let running = decode::start(&config, &opened, &role)?;

@@ -12,10 +12,9 @@ mod up;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use checkpoint::{Bar, FetchConfig};
 use clap::{Parser, Subcommand};
-use daemon::{ByteSize, CommonArgs, Daemon, Ending, Overrides, Program, exit};
+use daemon::{ByteSize, CommonArgs, ConfigError, Daemon, Ending, Overrides, Program, exit};
 use kernels::HostDevice;
 use model::{ComputeConfig, Opened};
 
@@ -207,7 +206,12 @@ async fn open(config: &ComputeConfig, daemon: &Daemon) -> anyhow::Result<Opened<
     let opening = tokio::task::spawn_blocking(move || {
         let fetch = fetch_config(&config);
         let mut progress = models::Stoppable { bar: Bar::default(), daemon: ending };
-        model::open(&config, &fetch, &mut progress).context("cannot load the model")
+        model::open(&config, &fetch, &mut progress).map_err(|error| {
+            if error.names_no_model() {
+                return ConfigError::invalid("model.name", "names no model", error).into();
+            }
+            anyhow::Error::new(error).context("cannot load the model")
+        })
     });
     opening.await?
 }
