@@ -30,11 +30,7 @@ pub(crate) enum Setback {
     /// Asking again is useless.
     Final { error: ApiError, why: Rejection },
     /// Ask again after `pause`; `error` is for the client if there is no time left.
-    Again {
-        pause: Duration,
-        error: ApiError,
-        why: Rejection,
-    },
+    Again { pause: Duration, error: ApiError, why: Rejection },
 }
 
 /// Clients of the cluster's services.
@@ -51,11 +47,7 @@ impl Cluster {
     pub(crate) fn try_new(config: &CoordinatorConfig) -> Result<Self, proto::InvalidAddress> {
         let coordinator = proto::channel(&config.address, &proto::ChannelOptions::default())?;
         let deadline = config.deadline.duration().into();
-        Ok(Self {
-            coordinator,
-            deadline,
-            decodes: Mutex::default(),
-        })
+        Ok(Self { coordinator, deadline, decodes: Mutex::default() })
     }
 
     /// All nodes that the coordinator knows.
@@ -72,10 +64,8 @@ impl Cluster {
         let mut client = proto::client::coordinator(self.coordinator.clone());
         let response = within(self.deadline, client.admit(request)).await;
         let response = response.map_err(|status| failed("coordinator", &status))?;
-        let answer: Result<Plan, Refused> = response
-            .into_inner()
-            .try_into()
-            .map_err(|error| unreadable("coordinator", &error))?;
+        let answer: Result<Plan, Refused> =
+            response.into_inner().try_into().map_err(|error| unreadable("coordinator", &error))?;
         answer.map_err(refused)
     }
 
@@ -85,9 +75,7 @@ impl Cluster {
         let mut client = proto::client::decode(channel);
         let call = client.generate(v1::GenerateRequest::from(request));
         let response = within(self.deadline, call).await;
-        let stream = response
-            .map_err(|status| failed("decode", &status))?
-            .into_inner();
+        let stream = response.map_err(|status| failed("decode node", &status))?.into_inner();
         Ok(Answer { stream })
     }
 
@@ -116,14 +104,12 @@ impl Answer {
     /// The next item, within `silence_max`. An answer that ends without a last item is lost.
     pub(crate) async fn next(&mut self, silence_max: Duration) -> Result<StreamItem, Setback> {
         let message = within(silence_max.into(), self.stream.message()).await;
-        let message = message.map_err(|status| failed("decode", &status))?;
+        let message = message.map_err(|status| failed("decode node", &status))?;
         let Some(message) = message else {
             let status = Status::unavailable("the stream ended without a last item");
-            return Err(failed("decode", &status));
+            return Err(failed("decode node", &status));
         };
-        message
-            .try_into()
-            .map_err(|error: proto::InvalidMessage| unreadable("decode", &error))
+        message.try_into().map_err(|error: proto::InvalidMessage| unreadable("decode node", &error))
     }
 }
 
@@ -152,11 +138,7 @@ fn failed(peer: &'static str, status: &Status) -> Setback {
         | Code::DataLoss => {
             tracing::debug!(peer, ?code, message, "a call failed");
             let error = ApiError::unavailable(format!("the {peer} does not answer: try again"));
-            Setback::Again {
-                pause: 4 * PAUSE,
-                error,
-                why: Rejection::Unavailable,
-            }
+            Setback::Again { pause: 4 * PAUSE, error, why: Rejection::Unavailable }
         }
         Code::InvalidArgument
         | Code::NotFound
@@ -167,20 +149,14 @@ fn failed(peer: &'static str, status: &Status) -> Setback {
         | Code::Unimplemented
         | Code::Unauthenticated => {
             tracing::error!(peer, ?code, message, "a call was rejected");
-            Setback::Final {
-                error: ApiError::internal(),
-                why: Rejection::Unavailable,
-            }
+            Setback::Final { error: ApiError::internal(), why: Rejection::Unavailable }
         }
     }
 }
 
 fn unreadable(peer: &'static str, error: &dyn std::error::Error) -> Setback {
     tracing::error!(peer, error = %error, "an answer does not make sense");
-    Setback::Final {
-        error: ApiError::internal(),
-        why: Rejection::Unavailable,
-    }
+    Setback::Final { error: ApiError::internal(), why: Rejection::Unavailable }
 }
 
 /// A refusal of the coordinator, or of a node of its plan; nothing is held.
@@ -189,31 +165,19 @@ pub(crate) fn refused(refused: Refused) -> Setback {
     let pause = advice.max(PAUSE);
     tracing::debug!(reason = ?refused.reason, tier = ?refused.tier, detail = refused.detail,
         "not planned");
-    let tier = refused
-        .tier
-        .map_or_else(|| "of some tier".to_owned(), |tier| tier.to_string());
+    let tier = refused.tier.map_or_else(|| "of some tier".to_owned(), |tier| tier.to_string());
     match refused.reason {
         RefuseReason::Capacity => {
             let retry_after_s = u32::try_from(pause.as_secs_f64().ceil() as u64).unwrap_or(1);
-            let kind = Kind::Busy {
-                retry_after_s: retry_after_s.max(1),
-            };
+            let kind = Kind::Busy { retry_after_s: retry_after_s.max(1) };
             let message = format!("the memory {tier} is full now: try again later");
             let error = ApiError::new(kind, "rate_limit_exceeded", None, message);
-            Setback::Again {
-                pause,
-                error,
-                why: Rejection::Capacity,
-            }
+            Setback::Again { pause, error, why: Rejection::Capacity }
         }
         RefuseReason::NoNode | RefuseReason::NotLeader => {
             let message = "no node for this model is ready now: try again later";
             let error = ApiError::unavailable(message);
-            Setback::Again {
-                pause: pause.max(4 * PAUSE),
-                error,
-                why: Rejection::Unavailable,
-            }
+            Setback::Again { pause: pause.max(4 * PAUSE), error, why: Rejection::Unavailable }
         }
         RefuseReason::NeverFits => {
             let message = format!(
@@ -221,18 +185,12 @@ pub(crate) fn refused(refused: Refused) -> Setback {
                  `max_tokens` or shorten the prompt"
             );
             let error = ApiError::new(Kind::Invalid, "kv_never_fits", Some("max_tokens"), message);
-            Setback::Final {
-                error,
-                why: Rejection::NeverFits,
-            }
+            Setback::Final { error, why: Rejection::NeverFits }
         }
         RefuseReason::UnknownModel => {
             let message = "no node serves this model";
             let error = ApiError::new(Kind::NotFound, "model_not_found", Some("model"), message);
-            Setback::Final {
-                error,
-                why: Rejection::Invalid,
-            }
+            Setback::Final { error, why: Rejection::Invalid }
         }
     }
 }
@@ -245,9 +203,7 @@ pub(crate) fn survey(nodes: &[NodeStatus], model: ModelDigest) -> Result<String,
     };
     let computing = |role: Role| {
         let nodes = usable(role).filter(|node| node.record.model == Some(model));
-        nodes
-            .map(|node| node.record.numerics_class.as_str())
-            .collect::<BTreeSet<_>>()
+        nodes.map(|node| node.record.numerics_class.as_str()).collect::<BTreeSet<_>>()
     };
     let (prefills, decodes) = (computing(Role::Prefill), computing(Role::Decode));
     let both = prefills.intersection(&decodes).next();
@@ -291,36 +247,20 @@ mod tests {
             shards: 1,
             block_bytes: ByteCount(1),
         };
-        NodeStatus {
-            record,
-            report: Some(NodeReport {
-                accepting,
-                ..NodeReport::default()
-            }),
-        }
+        NodeStatus { record, report: Some(NodeReport { accepting, ..NodeReport::default() }) }
     }
 
     #[test]
     fn ready_means_all_roles_in_one_numerics_class_p1() {
         let memory = node(Role::Memory, "", true);
-        let mut nodes = vec![
-            node(Role::Prefill, "b", true),
-            node(Role::Prefill, "a", true),
-        ];
+        let mut nodes = vec![node(Role::Prefill, "b", true), node(Role::Prefill, "a", true)];
         assert!(survey(&nodes, MODEL).unwrap_err().contains("decode"));
         nodes.push(node(Role::Decode, "c", true));
         assert!(survey(&nodes, MODEL).unwrap_err().contains("memory"));
         nodes.push(memory);
-        assert!(
-            survey(&nodes, MODEL)
-                .unwrap_err()
-                .contains("numerics class")
-        );
+        assert!(survey(&nodes, MODEL).unwrap_err().contains("numerics class"));
         nodes.push(node(Role::Decode, "b", false));
-        assert!(
-            survey(&nodes, MODEL).is_err(),
-            "a draining node does not count"
-        );
+        assert!(survey(&nodes, MODEL).is_err(), "a draining node does not count");
         nodes.push(node(Role::Decode, "b", true));
         assert_eq!(survey(&nodes, MODEL), Ok("b".to_owned()));
         assert!(survey(&nodes, ModelDigest([8; 32])).is_err());
@@ -328,12 +268,7 @@ mod tests {
 
     fn refusal(reason: RefuseReason) -> Setback {
         let detail = "node prefill-3 at 10.0.0.7 has 3 slots".to_owned();
-        refused(Refused {
-            reason,
-            tier: Some(Tier::Remote),
-            retry_after: None,
-            detail,
-        })
+        refused(Refused { reason, tier: Some(Tier::Remote), retry_after: None, detail })
     }
 
     #[test]
@@ -349,11 +284,7 @@ mod tests {
                 Setback::Final { error, .. } => (error, false),
                 Setback::Again { error, .. } => (error, true),
             };
-            assert_eq!(
-                (error.status().as_u16(), repeated),
-                (status, again),
-                "{reason:?}"
-            );
+            assert_eq!((error.status().as_u16(), repeated), (status, again), "{reason:?}");
             assert!(!error.message.contains("10.0.0.7"), "{}", error.message);
             let later = matches!(status, 429 | 503);
             assert_eq!(error.retry_after_s().is_some(), later, "{reason:?}");
@@ -362,12 +293,10 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_gone_is_asked_again_and_a_mistake_is_not() {
-        let gone = failed("decode", &Status::unavailable("connection refused"));
+        let gone = failed("decode node", &Status::unavailable("connection refused"));
         assert!(matches!(gone, Setback::Again { .. }));
-        let mistake = failed("decode", &Status::invalid_argument("plan.epoch: missing"));
-        let Setback::Final { error, .. } = mistake else {
-            panic!("asked again")
-        };
+        let mistake = failed("decode node", &Status::invalid_argument("plan.epoch: missing"));
+        let Setback::Final { error, .. } = mistake else { panic!("asked again") };
         assert!(!error.message.contains("epoch"), "{}", error.message);
     }
 }

@@ -74,10 +74,7 @@ impl ServedModel {
     /// [`ModelError`], which names the model and the part of the file.
     pub fn open(resolved: &Resolved) -> Result<Self, ModelError> {
         let name = &resolved.name;
-        let file = |source| ModelError::File {
-            name: name.clone(),
-            source,
-        };
+        let file = |source| ModelError::File { name: name.clone(), source };
         let content = |problem: &dyn Display| ModelError::Content {
             name: name.clone(),
             problem: problem.to_string(),
@@ -92,15 +89,10 @@ impl ServedModel {
         let arrays = arrays(&gguf).map_err(file)?;
         let tokenizer = Tokenizer::from_gguf_arrays(arrays).map_err(|e| content(&e))?;
         let text = |token: Option<TokenId>| {
-            token
-                .and_then(|token| tokenizer.token_text(token))
-                .unwrap_or_default()
+            token.and_then(|token| tokenizer.token_text(token)).unwrap_or_default()
         };
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        let source = gguf
-            .metadata()
-            .text_opt("tokenizer.chat_template")
-            .map_err(file)?;
+        let source = gguf.metadata().text_opt("tokenizer.chat_template").map_err(file)?;
         let template = source
             .map(|source| ChatTemplate::parse(source, &bos, &eos, RenderLimits::default()))
             .transpose()
@@ -153,12 +145,9 @@ impl ServedModel {
     ) -> Result<Encoded, ApiError> {
         let (param, tokens) = match input {
             Input::Dialogue(messages) => ("messages", self.dialogue(messages, now_unix_s)?),
-            Input::Text(text) => (
-                "prompt",
-                self.tokenizer
-                    .encode_prompt(&text)
-                    .map_err(|e| unencodable(&e))?,
-            ),
+            Input::Text(text) => {
+                ("prompt", self.tokenizer.encode_prompt(&text).map_err(|e| unencodable(&e))?)
+            }
             Input::Tokens(ids) => ("prompt", self.known(ids)?),
         };
         if tokens.is_empty() {
@@ -166,12 +155,15 @@ impl ServedModel {
             return Err(ApiError::invalid(param, message));
         }
         if tokens.len() >= self.context as usize {
-            return Err(self.too_long(param, tokens.len(), 1));
+            let message = format!(
+                "this model's context is {} tokens and the prompt has {}, which leaves no room \
+                 for an answer: shorten the prompt",
+                self.context,
+                tokens.len()
+            );
+            return Err(too_long(param, message));
         }
-        Ok(Encoded {
-            tokens: tokens.into(),
-            salt: Arc::from(salt),
-        })
+        Ok(Encoded { tokens: tokens.into(), salt: Arc::from(salt) })
     }
 
     fn dialogue(&self, messages: Vec<Message>, now_unix_s: i64) -> Result<Vec<TokenId>, ApiError> {
@@ -179,19 +171,15 @@ impl ServedModel {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
-        let messages = messages
-            .into_iter()
-            .map(|Message { role, content }| tokens::Message {
-                role: role.name().to_owned(),
-                content,
-            });
+        let messages = messages.into_iter().map(|Message { role, content }| tokens::Message {
+            role: role.name().to_owned(),
+            content,
+        });
         let messages: Vec<_> = messages.collect();
         let text = template
             .render(&messages, GenerationPrompt::Add, now_unix_s)
             .map_err(|error| unrenderable(&error))?;
-        self.tokenizer
-            .encode(&text, SpecialTokens::Parse)
-            .map_err(|e| unencodable(&e))
+        self.tokenizer.encode(&text, SpecialTokens::Parse).map_err(|e| unencodable(&e))
     }
 
     fn known(&self, ids: Vec<u32>) -> Result<Vec<TokenId>, ApiError> {
@@ -220,22 +208,16 @@ impl ServedModel {
         match asked {
             None => Ok(default.min(free)),
             Some(asked) if asked <= free => Ok(asked),
-            Some(asked) => Err(self.too_long("max_tokens", prompt.tokens.len(), asked)),
+            Some(asked) => {
+                let message = format!(
+                    "this model's context is {} tokens; the prompt has {} and `max_tokens` asks \
+                     for {asked}: shorten the prompt or lower `max_tokens`",
+                    self.context,
+                    prompt.len()
+                );
+                Err(too_long("max_tokens", message))
+            }
         }
-    }
-
-    fn too_long(&self, param: &str, prompt: usize, answer: u32) -> ApiError {
-        let message = format!(
-            "this model's context is {} tokens; the prompt has {prompt} and the answer wants \
-             {answer}: shorten the prompt or lower `max_tokens`",
-            self.context
-        );
-        ApiError::new(
-            Kind::Invalid,
-            "context_length_exceeded",
-            Some(param),
-            message,
-        )
     }
 
     /// The prompt with its block hashes in a numerics class.
@@ -250,20 +232,16 @@ impl ServedModel {
         let root = namespace.root();
         let hashes = BlockHashes::from_root(root, &encoded.tokens);
         debug_assert_eq!(hashes.len(), encoded.tokens.len() / BLOCK_TOKENS);
-        session::Prompt {
-            tokens: Arc::clone(&encoded.tokens),
-            root,
-            hashes: hashes.into(),
-        }
+        session::Prompt { tokens: Arc::clone(&encoded.tokens), root, hashes: hashes.into() }
     }
 
     /// Changes whenever the same seed may give other tokens: with the weights and the numerics
     /// class (P1).
     pub(crate) fn fingerprint(&self, numerics_class: &str) -> String {
         // FNV-1a, 32 bits: a label for people, not an identity.
-        let class = numerics_class.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-        });
+        let class = numerics_class
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
         let digest = self.digest.to_string();
         format!("fp_{}{class:08x}", &digest[..8])
     }
@@ -275,23 +253,13 @@ fn shape(gguf: &Gguf) -> Result<(u32, KvLayout), GgufError> {
     let architecture = metadata.text("general.architecture")?;
     let key = |name: &str| format!("{architecture}.{name}");
     let heads = metadata.u32(&key("attention.head_count"))?;
-    let kv_heads = metadata
-        .u32_opt(&key("attention.head_count_kv"))?
-        .unwrap_or(heads);
+    let kv_heads = metadata.u32_opt(&key("attention.head_count_kv"))?.unwrap_or(heads);
     let head_dim = match metadata.u32_opt(&key("attention.key_length"))? {
         Some(head_dim) => head_dim,
-        None => metadata
-            .u32(&key("embedding_length"))?
-            .checked_div(heads)
-            .unwrap_or(0),
+        None => metadata.u32(&key("embedding_length"))?.checked_div(heads).unwrap_or(0),
     };
     let layers = metadata.u32(&key("block_count"))?;
-    let layout = KvLayout {
-        dtype: KvDtype::F16,
-        head_dim,
-        layers,
-        kv_heads,
-    };
+    let layout = KvLayout { dtype: KvDtype::F16, head_dim, layers, kv_heads };
     Ok((metadata.u32(&key("context_length"))?, layout))
 }
 
@@ -299,30 +267,25 @@ fn arrays(gguf: &Gguf) -> Result<TokenizerArrays, GgufError> {
     let metadata = gguf.metadata();
     Ok(TokenizerArrays {
         model: metadata.text("tokenizer.ggml.model")?.to_owned(),
-        pre: metadata
-            .text_opt("tokenizer.ggml.pre")?
-            .unwrap_or_default()
-            .to_owned(),
+        pre: metadata.text_opt("tokenizer.ggml.pre")?.unwrap_or_default().to_owned(),
         tokens: metadata.texts("tokenizer.ggml.tokens")?.to_vec(),
         merges: metadata.texts("tokenizer.ggml.merges")?.to_vec(),
         token_types: metadata.i32s("tokenizer.ggml.token_type")?.to_vec(),
         bos: metadata.u32_opt("tokenizer.ggml.bos_token_id")?,
         eos: metadata.u32_opt("tokenizer.ggml.eos_token_id")?,
         eot: metadata.u32_opt("tokenizer.ggml.eot_token_id")?,
-        add_bos: metadata
-            .bool_opt("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(false),
+        add_bos: metadata.bool_opt("tokenizer.ggml.add_bos_token")?.unwrap_or(false),
     })
+}
+
+fn too_long(param: &str, message: String) -> ApiError {
+    let code = "context_length_exceeded";
+    ApiError::new(Kind::Invalid, code, Some(param), message)
 }
 
 fn unencodable(error: &tokens::EncodeError) -> ApiError {
     tracing::warn!(%error, "a prompt was not encoded");
-    ApiError::new(
-        Kind::Invalid,
-        "invalid_prompt",
-        None,
-        "the prompt cannot be tokenized",
-    )
+    ApiError::new(Kind::Invalid, "invalid_prompt", None, "the prompt cannot be tokenized")
 }
 
 fn unrenderable(error: &RenderError) -> ApiError {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::error::ApiError;
+use super::error::{ApiError, Kind};
 
 /// An object whose fields are being taken.
 pub(crate) struct Fields {
@@ -19,25 +19,19 @@ impl Fields {
     /// The fields of `value`, which `path` names; the body's path is empty.
     pub(crate) fn of(value: Value, path: &str) -> Result<Self, ApiError> {
         match value {
-            Value::Object(map) => Ok(Self {
-                map,
-                path: path.to_owned(),
-            }),
+            Value::Object(map) => Ok(Self { map, path: path.to_owned() }),
             other => {
                 let what = if path.is_empty() { "the body" } else { path };
                 let message = format!("{what} must be an object, not {}", name_of(&other));
-                Err(ApiError::invalid(path, message))
+                let param = (!path.is_empty()).then_some(path);
+                Err(ApiError::new(Kind::Invalid, "invalid_value", param, message))
             }
         }
     }
 
     /// The full name of a field.
     pub(crate) fn name(&self, key: &str) -> String {
-        if self.path.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.path)
-        }
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
     /// Takes a field; null is as good as absent.
@@ -48,8 +42,7 @@ impl Fields {
     /// Takes a field that must be there.
     pub(crate) fn require(&mut self, key: &str) -> Result<Value, ApiError> {
         let name = self.name(key);
-        self.take(key)
-            .ok_or_else(|| ApiError::invalid(&name, format!("`{name}` is required")))
+        self.take(key).ok_or_else(|| ApiError::invalid(&name, format!("`{name}` is required")))
     }
 
     pub(crate) fn text(&mut self, key: &str) -> Result<Option<String>, ApiError> {
@@ -96,10 +89,7 @@ impl Fields {
         };
         match value.as_f64() {
             // The range is checked after rounding too: 1e-50 is above 0 and rounds to it.
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "the range is checked after it"
-            )]
+            #[expect(clippy::cast_possible_truncation, reason = "the range is checked after it")]
             Some(number) if allowed(number) && allowed(f64::from(number as f32)) => {
                 Ok(Some(number as f32))
             }
@@ -114,12 +104,7 @@ impl Fields {
             Some(key) => {
                 let name = self.name(&shorten(key));
                 let message = format!("`{name}` is not a field of this request: remove it");
-                Err(ApiError::new(
-                    super::error::Kind::Invalid,
-                    "unknown_parameter",
-                    Some(&name),
-                    message,
-                ))
+                Err(ApiError::new(Kind::Invalid, "unknown_parameter", Some(&name), message))
             }
         }
     }
@@ -127,10 +112,7 @@ impl Fields {
     /// The error for a field of the wrong type or range.
     pub(crate) fn wrong(&self, key: &str, wanted: &str, got: &Value) -> ApiError {
         let name = self.name(key);
-        ApiError::invalid(
-            &name,
-            format!("`{name}` must be {wanted}, not {}", name_of(got)),
-        )
+        ApiError::invalid(&name, format!("`{name}` must be {wanted}, not {}", name_of(got)))
     }
 }
 
@@ -140,9 +122,8 @@ pub(crate) fn whole(value: &Value) -> Option<i64> {
         return Some(number);
     }
     // Some clients write 16.0; beyond 2^53 a float does not say which number it means.
-    let number = value
-        .as_f64()
-        .filter(|n| n.fract() == 0.0 && n.abs() <= 9_007_199_254_740_992.0)?;
+    let number =
+        value.as_f64().filter(|n| n.fract() == 0.0 && n.abs() <= 9_007_199_254_740_992.0)?;
     #[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53")]
     Some(number as i64)
 }

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, whole};
 
 /// The value under which a field asks for nothing special.
 #[derive(Clone, Copy)]
@@ -157,6 +157,10 @@ pub(crate) fn refuse(fields: &mut Fields, place: Place) -> Result<(), ApiError> 
         let Some(value) = fields.take(key) else {
             continue;
         };
+        // No choices at all is a mistake, not a feature that is missing.
+        if *key == "n" && whole(&value).is_none_or(|n| n < 1) {
+            return Err(fields.wrong(key, "a whole number of at least 1", &value));
+        }
         if !harmless.admits(&value) {
             let name = fields.name(key);
             let message = format!("`{name}` is not supported yet: remove it");

@@ -205,12 +205,15 @@ async fn what_never_fits_is_refused_at_once() {
 
     let asked = world.peers.admitted();
     let context = world.model.context();
-    for body in [
-        with(json!({ "max_tokens": context })),
-        with(json!({ "messages": [{ "role": "user", "content": "x".repeat(5_000) }] })),
+    let long = json!({ "messages": [{ "role": "user", "content": "x".repeat(5_000) }] });
+    for (change, told) in [
+        (json!({ "max_tokens": context }), format!("asks for {context}")),
+        (long, "no room for an answer".to_owned()),
     ] {
+        let body = with(change);
         let reply = world.client.post("/v1/chat/completions", &body).await;
         assert_eq!((reply.status, reply.code()), (400, "context_length_exceeded".to_owned()));
+        assert!(reply.body.contains(&told), "{}", reply.body);
     }
     assert_eq!(world.peers.admitted(), asked, "nothing reaches the cluster (sglang#30233)");
 }
@@ -271,6 +274,16 @@ async fn mistakes_are_answered_in_openais_shape() {
     check(client.raw(path, "application/json", large.as_bytes()).await, 413, "request_too_large");
     check(client.post(path, &with(json!({ "model": "x" }))).await, 404, "model_not_found");
     check(client.post(path, &with(json!({ "n": 2 }))).await, 400, "unsupported_parameter");
+    check(client.post(path, &with(json!({ "n": 0 }))).await, 400, "invalid_value");
+    for body in ["[]", "null"] {
+        let reply = client.raw(path, "application/json", body.as_bytes()).await;
+        assert!(reply.json()["error"]["param"].is_null(), "{}", reply.body);
+        check(reply, 400, "invalid_value");
+    }
+    let twice = b"{\"model\": \"tiny\", \"model\": \"tiny\"}";
+    check(client.raw(path, "application/json", twice).await, 400, "invalid_json");
+    let zipped = "application/json\r\ncontent-encoding: gzip";
+    check(client.raw(path, zipped, b"{}").await, 415, "unsupported_media_type");
     assert_eq!(world.peers.admitted(), 0, "nothing of this reaches the cluster");
     let models = client.get("/v1/models").await.json();
     assert_eq!(models["data"][0]["id"], "tiny");
