@@ -16,6 +16,7 @@ mod cluster;
 mod config;
 mod generate;
 mod metrics;
+mod pressure;
 mod queue;
 mod stops;
 mod text;
@@ -90,6 +91,7 @@ impl Gateway {
             model: Arc::clone(&model),
             class,
             ready: role.readiness().condition("cluster"),
+            metrics: Arc::clone(&metrics),
         };
         let every = config.coordinator.refresh.duration();
         let stop = role.stop();
@@ -139,13 +141,18 @@ struct Watch {
     model: Arc<ServedModel>,
     class: Arc<Mutex<String>>,
     ready: Condition,
+    metrics: Arc<Metrics>,
 }
 
 impl Watch {
     async fn run(self, every: std::time::Duration) {
         loop {
             let survey = match self.cluster.nodes().await {
-                Ok(nodes) => cluster::survey(&nodes, self.model.digest()),
+                Ok(nodes) => {
+                    let model = self.model.digest();
+                    self.metrics.pressure(pressure::pressure(&nodes, model));
+                    cluster::survey(&nodes, model)
+                }
                 Err(status) => {
                     tracing::debug!(%status, "the coordinator does not answer");
                     Err("the coordinator does not answer".to_owned())

@@ -5,11 +5,14 @@
 use std::time::Duration;
 
 use daemon::metrics::{REQUEST_SECONDS, REQUEST_TOKENS, TOKEN_SECONDS, TTFT_SECONDS, register};
+use parking_lot::Mutex;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 use session::Usage;
+
+use crate::pressure::Pressure;
 
 /// The labels that vLLM's families carry.
 const LABELS: [&str; 2] = ["model_name", "engine"];
@@ -98,6 +101,9 @@ pub(crate) struct Metrics {
     request_prompt_tokens: Histogram,
     request_generation_tokens: Histogram,
     request_max_tokens: Histogram,
+    /// From 0 to 1.
+    kv_usage: Gauge,
+    cache_info: CacheInfo,
     success: Vec<(End, IntCounter)>,
     rejections: Vec<(Rejection, IntCounter)>,
 }
@@ -149,6 +155,11 @@ impl Metrics {
                 .histogram("vllm:request_generation_tokens", &REQUEST_TOKENS)?,
             request_max_tokens: family
                 .histogram("vllm:request_params_max_tokens", &REQUEST_TOKENS)?,
+            kv_usage: family.fraction(
+                "vllm:kv_cache_usage_perc",
+                "Share in use of the fullest tier, 0 to 1.",
+            )?,
+            cache_info: CacheInfo::try_new(&family)?,
             success: End::ALL.map(|end| (end, success(end.name()))).into(),
             rejections: Rejection::ALL.map(|why| (why, rejections(why.name()))).into(),
         })
@@ -164,6 +175,12 @@ impl Metrics {
         for (_, counter) in self.rejections.iter().filter(|(reason, _)| *reason == why) {
             counter.inc();
         }
+    }
+
+    /// The nodes reported how full they are.
+    pub(crate) fn pressure(&self, pressure: Pressure) {
+        self.kv_usage.set(pressure.usage);
+        self.cache_info.show(pressure.blocks);
     }
 
     /// A request was planned after this wait.
@@ -199,6 +216,44 @@ impl Metrics {
     }
 }
 
+/// Facts as labels of a series that is always 1, as vLLM has it.
+#[derive(Debug)]
+struct CacheInfo {
+    family: IntGaugeVec,
+    model: String,
+    /// What the one series says; another number replaces it.
+    blocks: Mutex<u64>,
+}
+
+impl CacheInfo {
+    fn try_new(family: &Family<'_>) -> Result<Self, prometheus::Error> {
+        let help = "Size of the decode nodes' caches.";
+        let options = Opts::new("vllm:cache_config_info", help);
+        let labels = [LABELS[0], LABELS[1], "block_size", "num_gpu_blocks"];
+        let info = Self {
+            family: register(family.registry, IntGaugeVec::new(options, &labels))?,
+            model: family.values[0].to_owned(),
+            blocks: Mutex::new(0),
+        };
+        info.series(0).set(1);
+        Ok(info)
+    }
+
+    fn series(&self, blocks: u64) -> IntGauge {
+        let (size, blocks) = (ids::BLOCK_TOKENS.to_string(), blocks.to_string());
+        self.family.with_label_values(&[self.model.as_str(), "0", &size, &blocks])
+    }
+
+    fn show(&self, blocks: u64) {
+        let mut shown = self.blocks.lock();
+        if *shown != blocks {
+            self.family.reset();
+            self.series(blocks).set(1);
+            *shown = blocks;
+        }
+    }
+}
+
 /// Makes families with the labels of one model and their values.
 struct Family<'a> {
     registry: &'a Registry,
@@ -208,6 +263,11 @@ struct Family<'a> {
 impl Family<'_> {
     fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
         let family = register(self.registry, IntGaugeVec::new(Opts::new(name, help), &LABELS))?;
+        Ok(family.with_label_values(&self.values))
+    }
+
+    fn fraction(&self, name: &str, help: &str) -> Result<Gauge, prometheus::Error> {
+        let family = register(self.registry, GaugeVec::new(Opts::new(name, help), &LABELS))?;
         Ok(family.with_label_values(&self.values))
     }
 
@@ -243,7 +303,7 @@ mod tests {
 
     use session::Usage;
 
-    use super::{End, Metrics, Rejection};
+    use super::{End, Metrics, Pressure, Rejection};
 
     #[test]
     fn every_label_set_is_there_before_its_first_event() {
@@ -254,6 +314,15 @@ mod tests {
         assert!(page().contains(&format!("vllm:request_success_total{{{labels}}} 0")));
         assert!(page().contains("reason=\"queue_full\"} 0"));
         assert!(page().contains("oasiskv_gateway_limit{limit=\"waiting_max\"} 7"));
+
+        let cache = |blocks: u64| {
+            let labels = "block_size=\"16\",engine=\"0\",model_name=\"m\"";
+            format!("vllm:cache_config_info{{{labels},num_gpu_blocks=\"{blocks}\"}} 1")
+        };
+        assert!(page().contains(&cache(0)), "{}", page());
+        metrics.pressure(Pressure { usage: 0.25, blocks: 96 });
+        assert!(page().contains(&cache(96)) && !page().contains(&cache(0)), "one at a time");
+        assert!(page().contains("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.25"));
 
         let usage = Usage { prompt_tokens: 20, cached_tokens: 16, completion_tokens: 3 };
         metrics.rejected(Rejection::QueueFull);

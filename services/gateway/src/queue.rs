@@ -38,6 +38,8 @@ struct State {
     next: u64,
     /// Who stands in line, by ticket, and since when.
     standing: BTreeMap<u64, Instant>,
+    /// What the cluster last said to any of them: why those wait that it is not asked for.
+    last: Option<(ApiError, Rejection)>,
 }
 
 /// A request's place in the line; dropping it leaves.
@@ -87,6 +89,16 @@ impl Line {
             *head < number && now.duration_since(*since) >= self.config.overtake_max.duration()
         })
     }
+
+    /// For a request that was held back to its end.
+    fn held_back(&self) -> GaveUp {
+        let last = self.state.lock().last.clone();
+        let (error, why) = last.unwrap_or_else(|| {
+            let message = "older requests wait for memory: try again later";
+            (busy(message), Rejection::Capacity)
+        });
+        GaveUp { error, why }
+    }
 }
 
 impl Ticket {
@@ -106,8 +118,7 @@ impl Ticket {
                 break;
             }
             if timeout_at(self.until(), left).await.is_err() {
-                let message = "older requests wait for memory: try again later";
-                return Err(GaveUp { error: busy(message), why: Rejection::Capacity });
+                return Err(line.held_back());
             }
         }
         Ok(())
@@ -126,7 +137,7 @@ impl Ticket {
             Setback::Final { error, why } => return Err(GaveUp { error, why }),
             Setback::Again { pause, error, why } => (pause, error, why),
         };
-        self.line.state.lock().standing.insert(self.number, self.since);
+        self.return_to_line(&error, why);
         self.take_place()?;
         if Instant::now() + pause > self.until() {
             tracing::warn!(?why, error = error.message, "gave up on a plan");
@@ -134,6 +145,12 @@ impl Ticket {
         }
         sleep(pause).await;
         Ok(())
+    }
+
+    fn return_to_line(&self, error: &ApiError, why: Rejection) {
+        let mut state = self.line.state.lock();
+        state.standing.insert(self.number, self.since);
+        state.last = Some((error.clone(), why));
     }
 
     fn take_place(&mut self) -> Result<(), GaveUp> {

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 
 use super::{GaveUp, Queue, busy};
+use crate::api::error::ApiError;
 use crate::cluster::Setback;
 use crate::config::QueueConfig;
 use crate::metrics::Rejection;
@@ -150,6 +151,24 @@ async fn every_wait_has_its_own_end_and_places_are_bounded_p4() {
         why.push(request.await.expect("runs").expect_err("no room").why);
     }
     assert_eq!(why.iter().filter(|why| **why == Rejection::QueueFull).count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_held_back_is_told_what_the_cluster_said() {
+    let queue = queue(8);
+    let mut old = queue.join(Instant::now());
+    let missing = Setback::Again {
+        pause: 9 * SECOND,
+        error: ApiError::unavailable("no node"),
+        why: Rejection::Unavailable,
+    };
+    let mut young = queue.join(Instant::now() - 8 * SECOND);
+    let (_, told) = tokio::join!(old.again(missing), async {
+        sleep(SECOND).await;
+        young.turn().await
+    });
+    let told = told.expect_err("its time is over first");
+    assert_eq!((told.why, told.error.status().as_u16()), (Rejection::Unavailable, 503));
 }
 
 #[tokio::test(start_paused = true)]
