@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The project's whole check: format, lints, build, every test, with a count at the end.
 #
-#   bash integration-tests/run.sh           what CI runs; under 20 minutes on 2 cores, cold
+#   bash integration-tests/run.sh           what CI runs
 #   bash integration-tests/run.sh --long    the tests marked as long as well
 #
 # It changes nothing outside target/ and the model cache. A test that cannot run here (no model, no

@@ -141,7 +141,8 @@ fn row(phase: &'static str, sequences: usize, context: u32, tokens: f64, seconds
         phase,
         sequences,
         context,
-        tokens_per_s: rates[rates.len() / 2],
+        // The mean of the two middle runs where their number is even.
+        tokens_per_s: f64::midpoint(rates[(rates.len() - 1) / 2], rates[rates.len() / 2]),
         tokens_per_s_min: rates[0],
         tokens_per_s_max: rates[rates.len() - 1],
     }
