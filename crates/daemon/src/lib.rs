@@ -26,7 +26,7 @@ pub use admin::AdminConfig;
 pub use args::{CommonArgs, parse};
 pub use bind::{BindError, Endpoint, Exposure, bind};
 pub use config::{ConfigError, Overrides, Sources};
-pub use lifecycle::{Daemon, DrainConfig, Drained, Ending, OnExit, Role, TaskOutput};
+pub use lifecycle::{Daemon, DrainConfig, Drained, Ending, Interrupt, OnExit, Role, TaskOutput};
 pub use listen::BoundedListener;
 pub use memory::available_memory;
 pub use panics::abort_on_panic;

@@ -24,8 +24,11 @@ use crate::units::Span;
 use backstage::Backstage;
 
 mod backstage;
+mod interrupt;
 #[cfg(test)]
 mod tests;
+
+pub use interrupt::Interrupt;
 
 /// How long an orderly end may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +120,8 @@ struct Process {
     roles: Mutex<Vec<Role>>,
     /// The thread of signals and admin endpoints; started by the first that needs it.
     backstage: Arc<OnceLock<Backstage>>,
+    /// Who gets the next SIGINT, where that is not the end of the process.
+    interrupts: interrupt::Slot,
 }
 
 /// How an orderly end went.
@@ -133,7 +138,8 @@ impl Daemon {
     #[must_use]
     pub fn new(drain: DrainConfig) -> Self {
         let (end, roles) = (End::default(), Mutex::default());
-        Self(Arc::new(Process { drain, end, roles, backstage: Arc::default() }))
+        let (backstage, interrupts) = (Arc::default(), interrupt::Slot::default());
+        Self(Arc::new(Process { drain, end, roles, backstage, interrupts }))
     }
 
     /// Adds a role. Roles drain in the reverse order of their creation, so create first what
@@ -182,10 +188,17 @@ impl Daemon {
     /// # Errors
     /// What the system says when the thread or the handlers cannot be had.
     pub fn watch_signals(&self) -> Result<(), io::Error> {
-        let end = self.0.end.clone();
-        Backstage::of(&self.0.backstage)?.watch_signals(move |name| {
+        let (end, interrupts) = (self.0.end.clone(), self.0.interrupts.clone());
+        let used_up = move |name| name == "SIGINT" && interrupts.take();
+        Backstage::of(&self.0.backstage)?.watch_signals(used_up, move |name| {
             end.begin(Ending::Signal(name));
         })
+    }
+
+    /// Takes the next SIGINT for work that a user may stop without ending the process. One holder
+    /// at a time: a later one takes over.
+    pub fn catch_interrupt(&self) -> Interrupt {
+        self.0.interrupts.catch()
     }
 
     /// Waits for the end to begin, then drains: every role not ready; then role by role, from the

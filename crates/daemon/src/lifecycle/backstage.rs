@@ -46,19 +46,24 @@ impl Backstage {
         Ok(Self { handle, over })
     }
 
-    /// Calls `first` with the name of the first signal; the second ends the process.
+    /// Calls `first` with the name of the first signal that was not used up; the next such signal
+    /// ends the process.
     pub(super) fn watch_signals(
         &self,
+        used_up: impl Fn(&'static str) -> bool + Send + Sync + 'static,
         first: impl FnOnce(&'static str) + Send + 'static,
     ) -> Result<(), io::Error> {
         let _entered = self.handle.enter();
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         self.handle.spawn(async move {
-            let mut next = async || {
-                tokio::select! {
+            let mut next = async || loop {
+                let (name, code) = tokio::select! {
                     _ = terminate.recv() => ("SIGTERM", 128 + libc::SIGTERM),
                     _ = interrupt.recv() => ("SIGINT", 128 + libc::SIGINT),
+                };
+                if !used_up(name) {
+                    return (name, code);
                 }
             };
             let (name, _) = next().await;
