@@ -26,6 +26,18 @@ pub(crate) struct Config {
     pub(crate) drain: DrainConfig,
 }
 
+/// The same for a command that starts a cluster for itself, perhaps beside one that is up: its
+/// gateway takes a free port unless told otherwise.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Private(pub(crate) Config);
+
+/// The same for a command that only talks to a gateway: what is set for a cluster may stand there
+/// and is not held against this host.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Visiting(pub(crate) Config);
+
 /// The pools of all tiers. Pages are taken from the host when first used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -110,6 +122,41 @@ impl Settings for Config {
             let remedy = "lower memory.device, memory.prefill_host or memory.remote";
             return Err(ConfigError::invalid("memory", problem, remedy));
         }
+        Ok(())
+    }
+}
+
+impl Default for Private {
+    fn default() -> Self {
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self(Config { listen, ..Config::default() })
+    }
+}
+
+impl Settings for Private {
+    fn log(&self) -> &LogConfig {
+        self.0.log()
+    }
+
+    fn drain(&self) -> DrainConfig {
+        self.0.drain
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.0.check()
+    }
+}
+
+impl Settings for Visiting {
+    fn log(&self) -> &LogConfig {
+        self.0.log()
+    }
+
+    fn drain(&self) -> DrainConfig {
+        self.0.drain
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
         Ok(())
     }
 }

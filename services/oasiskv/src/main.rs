@@ -1,6 +1,8 @@
 //! `oasiskv`: all roles in one process, and the operator's commands.
 
+mod answer;
 mod bench;
+mod chat;
 mod client;
 mod cluster;
 mod config;
@@ -9,6 +11,7 @@ mod models;
 mod run;
 mod up;
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -18,8 +21,10 @@ use daemon::{ByteSize, CommonArgs, ConfigError, Daemon, Ending, Overrides, Progr
 use kernels::HostDevice;
 use model::{ComputeConfig, Opened};
 
+use chat::Chat;
+use client::Gateway;
 use cluster::Cluster;
-use config::Config;
+use config::{Config, Private, Visiting};
 
 const PROGRAM: Program = Program { name: "oasiskv", env_prefix: "OASISKV" };
 
@@ -38,6 +43,8 @@ enum Command {
     Up(ServeArgs),
     /// Start the same, answer one prompt, and exit.
     Run(RunArgs),
+    /// Start the same, or go to a gateway that is up, and talk with the model.
+    Chat(ChatArgs),
     /// Say what this host has, and what is missing for what.
     Doctor(DoctorArgs),
     /// List, fetch and verify models.
@@ -76,7 +83,8 @@ struct RunArgs {
     #[command(flatten)]
     serve: ServeArgs,
     /// The prompt.
-    prompt: String,
+    #[arg(required_unless_present_any = ["print_config", "check_config"])]
+    prompt: Option<String>,
     /// Print text, usage and ledger as JSON.
     #[arg(long)]
     json: bool,
@@ -94,13 +102,30 @@ struct RunArgs {
         allow_negative_numbers = true,
         value_parser = temperature
     )]
-    temperature: f32,
+    temperature: f64,
     /// Seed of the draws; one is drawn and reported when none is given.
     #[arg(long, allow_negative_numbers = true)]
     seed: Option<i64>,
     /// Report a digest of every step's logits: equal digests are equal bits.
     #[arg(long)]
     logits_digest: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct ChatArgs {
+    #[command(flatten)]
+    serve: ServeArgs,
+    /// Talk to this gateway, as in http://127.0.0.1:8000, instead of starting a cluster.
+    #[arg(
+        long,
+        value_name = "URL",
+        value_parser = Gateway::from_url,
+        conflicts_with_all =
+            ["model", "listen", "threads", "device_memory", "host_memory", "remote_memory"]
+    )]
+    url: Option<Gateway>,
+    #[command(flatten)]
+    dialogue: chat::DialogueArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -113,7 +138,7 @@ struct DoctorArgs {
 }
 
 /// JSON has no NaN and no infinity: they would become the API's default.
-fn temperature(text: &str) -> Result<f32, String> {
+fn temperature(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..=2.0).contains(&value) => Ok(value),
         Ok(_) | Err(_) => Err("use a number from 0 to 2".to_owned()),
@@ -139,16 +164,11 @@ fn main() -> ExitCode {
         ),
         Command::Run(run) => {
             let ask = run.ask();
-            let mut own = run.serve.overrides();
-            if run.serve.listen.is_none() {
-                // Beside a cluster that is up.
-                own.set("run", "listen", Some("127.0.0.1:0"));
-            }
             daemon::run(
                 PROGRAM,
                 &run.serve.common,
-                own,
-                |config: Config, daemon: Daemon| async move {
+                run.serve.overrides(),
+                |Private(config), daemon: Daemon| async move {
                     let opened = open(&config.model, &daemon).await?;
                     let cluster = Cluster::start(&config, &opened, &daemon).await?;
                     run::run(&cluster, &ask).await?;
@@ -157,10 +177,37 @@ fn main() -> ExitCode {
                 },
             )
         }
+        Command::Chat(args) => talk(args),
         Command::Doctor(doctor) => examine(&doctor),
         Command::Models(models) => models::main(&models),
         Command::Bench(bench) => bench::main(&bench),
     }
+}
+
+fn talk(ChatArgs { serve, url, dialogue: args }: ChatArgs) -> ExitCode {
+    let dialogue = match args.dialogue() {
+        Ok(dialogue) => dialogue,
+        Err(problem) => {
+            drop(writeln!(std::io::stderr(), "{}: {problem}", PROGRAM.name));
+            return ExitCode::from(exit::USAGE);
+        }
+    };
+    let (common, own) = (serve.common.clone(), serve.overrides());
+    if let Some(gateway) = url {
+        return daemon::run(PROGRAM, &common, own, |Visiting(_), daemon: Daemon| async move {
+            Chat::open(gateway, dialogue, &args, daemon.clone()).await?.run().await?;
+            daemon.end(Ending::Finished);
+            Ok(())
+        });
+    }
+    daemon::run(PROGRAM, &common, own, |Private(config), daemon: Daemon| async move {
+        let opened = open(&config.model, &daemon).await?;
+        let cluster = Cluster::start(&config, &opened, &daemon).await?;
+        let gateway = Gateway::at(cluster.gateway);
+        Chat::open(gateway, dialogue, &args, daemon.clone()).await?.run().await?;
+        daemon.end(Ending::Finished);
+        Ok(())
+    })
 }
 
 impl ServeArgs {
@@ -179,7 +226,8 @@ impl ServeArgs {
 impl RunArgs {
     fn ask(&self) -> run::Ask {
         run::Ask {
-            prompt: self.prompt.clone(),
+            // Only where the configuration is all that was asked for.
+            prompt: self.prompt.clone().unwrap_or_default(),
             json: self.json,
             raw: self.raw,
             max_tokens: self.max_tokens,
@@ -223,10 +271,7 @@ fn examine(args: &DoctorArgs) -> ExitCode {
     let config = match daemon::config::load::<Config>(&sources) {
         Ok(config) => config,
         Err(error) => {
-            drop(std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("oasiskv: {error}\n"),
-            ));
+            drop(writeln!(std::io::stderr(), "{}: {error}", PROGRAM.name));
             return ExitCode::from(exit::USAGE);
         }
     };
