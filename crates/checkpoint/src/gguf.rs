@@ -1,7 +1,7 @@
-//! A GGUF file on disk: parsed directory in memory, tensor bytes read on request by position.
+//! A GGUF file on disk: parsed directory in memory, tensor bytes from a memory map.
 //!
-//! Deliberately does not map the file: a file that shrinks while mapped kills the process, a read
-//! past its end is an error. The packed weights are copies anyway, so nothing is held twice.
+//! Deliberately keeps no copy of a tensor: whoever packs one reads it from the map and releases its
+//! pages, so that nothing is held twice.
 
 mod error;
 mod header;
@@ -14,8 +14,10 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
+
+use crate::mapped::Mapped;
 
 pub use error::GgufError;
 pub use header::{Header, Limits};
@@ -25,10 +27,8 @@ pub use tensor::{GgmlType, TensorInfo};
 /// An open GGUF file whose directory was checked against the size of the file.
 #[derive(Debug)]
 pub struct Gguf {
-    /// Read by position, so several threads may load tensors at once.
-    file: File,
-    /// For messages only.
-    path: PathBuf,
+    /// All of the file, so several threads may load tensors at once.
+    mapped: Mapped,
     /// Everything before the tensor data.
     header: Header,
     /// Tensor name to index in `header.tensors`.
@@ -59,13 +59,14 @@ impl Gguf {
         let header = Header::parse(std::io::BufReader::new(&file), meta.len(), limits)?;
         let names = header.tensors.iter().enumerate();
         let by_name = names.map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { file, path: path.to_owned(), header, by_name })
+        let mapped = Mapped::new(file, path.to_owned()).map_err(io)?;
+        Ok(Self { mapped, header, by_name })
     }
 
     /// The path it was opened from.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.mapped.path()
     }
 
     /// The key-value section.
@@ -95,40 +96,36 @@ impl Gguf {
         self.find_tensor(name).ok_or_else(|| GgufError::TensorMissing { name: name.to_owned() })
     }
 
-    /// All bytes of one tensor, as stored (quantised blocks in row order).
+    /// All bytes of one tensor as stored (quantised blocks in row order), at an address that is a
+    /// multiple of the file's alignment. They come from the memory map: pages are read when they
+    /// are touched and belong to the page cache, which all processes share.
+    ///
+    /// The file must not be cut while the slice is used, see the notes on replacing models in
+    /// `docs/CONFIG.md`: a touched page that is gone ends the process with SIGBUS. A file that was
+    /// cut or written to before this call is an error.
     ///
     /// # Errors
-    /// The tensor is missing, or the file can no longer be read at that place.
-    pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>, GgufError> {
-        let tensor = self.tensor(name)?;
-        let too_large =
-            |_| GgufError::TooLargeForHost { name: name.to_owned(), bytes: tensor.bytes };
-        let bytes = usize::try_from(tensor.bytes).map_err(too_large)?;
-        let mut out = vec![0; bytes];
-        self.read_tensor_at(name, 0, &mut out)?;
-        Ok(out)
-    }
-
-    /// Fills `out` with the tensor's bytes from byte `at` on, for callers that pack row by row.
-    ///
-    /// # Errors
-    /// The tensor is missing, the range is not inside it, or the file cannot be read there.
-    pub fn read_tensor_at(&self, name: &str, at: u64, out: &mut [u8]) -> Result<(), GgufError> {
-        let tensor = self.tensor(name)?;
-        let inside = at.checked_add(out.len() as u64);
-        if inside.is_none_or(|end| end > tensor.bytes) {
-            return Err(GgufError::RangeOutsideTensor {
-                name: name.to_owned(),
-                at,
-                len: out.len() as u64,
-                bytes: tensor.bytes,
-            });
-        }
-        let start = self.header.data_start + tensor.offset;
-        self.file.read_exact_at(out, start + at).map_err(|source| GgufError::ReadTensor {
+    /// The tensor is missing, or the file changed since it was opened.
+    pub fn tensor_bytes(&self, name: &str) -> Result<&[u8], GgufError> {
+        let range = self.range(self.tensor(name)?);
+        self.mapped.bytes(range).map_err(|source| GgufError::ReadTensor {
             name: name.to_owned(),
-            path: self.path.clone(),
+            path: self.path().to_owned(),
             source,
         })
+    }
+
+    /// Says that a tensor is not needed for now: its pages leave this process's resident memory,
+    /// and are read again should they be touched again. An unknown name is nothing to release.
+    pub fn release(&self, name: &str) {
+        if let Some(tensor) = self.find_tensor(name) {
+            self.mapped.release(self.range(tensor));
+        }
+    }
+
+    /// Where a tensor is in the file; inside of it, as the parser checked.
+    fn range(&self, tensor: &TensorInfo) -> Range<u64> {
+        let start = self.header.data_start + tensor.offset;
+        start..start + tensor.bytes
     }
 }

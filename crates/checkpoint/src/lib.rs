@@ -1,9 +1,15 @@
-//! Where a model's files come from, and the GGUF container they are stored in.
+//! Where a model's files come from, and the containers they are stored in: GGUF, and the hub's
+//! directories with safetensors.
 //!
 //! Deliberately does not know what the tensors mean: no dequantisation, no architecture, no
 //! tokenizer. Reads no environment variable: what the caller found there is passed in.
 
 pub mod gguf;
+pub mod safetensors;
+
+mod directory;
+mod mapped;
+mod open;
 
 mod cache;
 mod digest;
@@ -13,10 +19,12 @@ mod space;
 
 pub use cache::{CacheError, ModelCache};
 pub use digest::sha256_file;
+pub use directory::{Directory, DirectoryError};
 pub use fetch::{
     ALIASES, Alias, Attempt, DEFAULT_ALIAS, FetchConfig, HubSettings, Origin, PipSettings,
     ResolveError, Resolved, Source, SourceError, Token, resolve, verify,
 };
 pub use gguf::{GgmlType, Gguf, GgufError, Metadata, TensorInfo};
+pub use open::{Checkpoint, CheckpointError};
 pub use progress::{Bar, Progress, Silent};
 pub use space::free_space;

@@ -25,6 +25,6 @@ fn default_model_is_fetched_verified_and_readable() {
     assert_eq!(gguf.metadata().u32("llama.block_count").unwrap(), 30);
     let embedding = gguf.tensor("token_embd.weight").unwrap();
     assert_eq!((embedding.ty, embedding.shape.as_slice()), (GgmlType::Q8_0, &[576, 49152][..]));
-    let bytes = gguf.read_tensor("token_embd.weight").unwrap();
+    let bytes = gguf.tensor_bytes("token_embd.weight").unwrap();
     assert_eq!(bytes.len(), 49152 * 576 / 32 * 34);
 }

@@ -257,14 +257,14 @@ impl<D: Device> Loader<'_, D> {
                 });
             }
         };
-        let bytes = self.gguf.read_tensor(name)?;
+        let bytes = self.gguf.tensor_bytes(name)?;
         let size = |number: u64| usize::try_from(number).expect("the tensor is in memory");
-        let matrix = Matrix { format, n: size(outputs), k: size(inputs), bytes: &bytes };
+        let matrix = Matrix { format, n: size(outputs), k: size(inputs), bytes };
         let weight = self
             .device
             .weight(matrix)
             .map_err(|source| LoadError::Pack { name: name.to_owned(), source })?;
-        self.tell(&bytes);
+        self.tell(name, bytes);
         Ok(weight)
     }
 
@@ -279,7 +279,7 @@ impl<D: Device> Loader<'_, D> {
                 remedy: "convert the model again with a current converter",
             });
         }
-        let bytes = self.gguf.read_tensor(name)?;
+        let bytes = self.gguf.tensor_bytes(name)?;
         let values: Vec<f32> =
             bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
@@ -289,7 +289,7 @@ impl<D: Device> Loader<'_, D> {
         let mut buffer =
             buffer.map_err(|source| LoadError::Memory { name: name.to_owned(), source })?;
         self.device.upload(&mut self.stream, &values, &mut buffer, 0);
-        self.tell(&bytes);
+        self.tell(name, bytes);
         Ok(buffer)
     }
 
@@ -309,7 +309,9 @@ impl<D: Device> Loader<'_, D> {
         Ok(tensor.ty)
     }
 
-    fn tell(&mut self, packed: &[u8]) {
+    /// Counts a tensor that is packed, and whose pages are not needed any more.
+    fn tell(&mut self, name: &str, packed: &[u8]) {
+        self.gguf.release(name);
         self.told.bytes += packed.len() as u64;
         (self.progress)(self.told);
     }

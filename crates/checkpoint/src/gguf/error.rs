@@ -173,26 +173,6 @@ pub enum GgufError {
         /// Which.
         name: String,
     },
-    /// More bytes than an address of this host can count.
-    #[error("tensor {name:?} of {bytes} bytes is too large for this host")]
-    TooLargeForHost {
-        /// Which.
-        name: String,
-        /// Its size.
-        bytes: u64,
-    },
-    /// A range that is not inside the tensor.
-    #[error("bytes {at}..+{len} are outside of tensor {name:?} of {bytes} bytes")]
-    RangeOutsideTensor {
-        /// Which.
-        name: String,
-        /// First byte asked for.
-        at: u64,
-        /// How many.
-        len: u64,
-        /// Size of the tensor.
-        bytes: u64,
-    },
     /// The file was readable when it was opened and is not now.
     #[error("cannot read tensor {name:?} of {}: the file changed or the disk failed",
         path.display())]
