@@ -49,7 +49,7 @@ pub use host::{
 pub use ids::{BLOCK_TOKENS, SlotIdx};
 pub use isa::{Isa, ParseIsaError};
 pub use memory::{HugePages, MemoryError};
-pub use rope::{RopeError, RopeSpec, RopeStyle, RopeTable};
+pub use rope::{RopeError, RopeScaling, RopeSpec, RopeStyle, RopeTable, Yarn, YarnAttention};
 pub use sample::{SampleKey, Sampled, Sampling, SamplingError};
 pub use slots::{SlotArena, SlotShape, slot_bytes};
 pub use weight::{Matrix, PackedWeight, WeightError, WeightFormat};

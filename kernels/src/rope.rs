@@ -1,5 +1,9 @@
 //! Rotary positions: the table of sines and cosines, computed once with our own functions, and
-//! the rotation of one row. Scaling schemes for longer contexts are not here.
+//! the rotation of one row. A table covers all positions from the start; it never grows.
+
+mod scaling;
+
+pub use scaling::{RopeScaling, Yarn, YarnAttention};
 
 use crate::math;
 
@@ -23,6 +27,8 @@ pub struct RopeSpec {
     pub rotated: usize,
     /// The base of the frequencies, 10,000 in the first models.
     pub theta: f64,
+    /// How the frequencies were stretched after training.
+    pub scaling: RopeScaling,
     /// Positions `0..positions` can be asked for.
     pub positions: u32,
 }
@@ -47,6 +53,32 @@ pub enum RopeError {
         /// What was asked for.
         theta: f64,
     },
+    /// A number of the scaling is out of range.
+    #[error("rope scaling: {field} {value} is out of range; it must lie between {least} and 1e12")]
+    Scaling {
+        /// Which.
+        field: &'static str,
+        /// What was asked for.
+        value: f64,
+        /// The smallest that is taken.
+        least: f64,
+    },
+    /// The divisors are not one for each pair.
+    #[error("there are {found} rope frequency divisors, expected {expected}, one for each pair")]
+    Divisors {
+        /// How many there are.
+        found: usize,
+        /// Pairs of a head.
+        expected: usize,
+    },
+    /// A divisor is no usable number.
+    #[error("rope frequency divisor {at} is {value}; it must lie between 0.0625 and 1e12")]
+    Divisor {
+        /// Index of the pair.
+        at: usize,
+        /// What was asked for.
+        value: f32,
+    },
     /// A table of that many positions is refused.
     #[error("a context of {positions} positions is out of range; it must be 1 to 4,194,304")]
     Positions {
@@ -58,7 +90,10 @@ pub enum RopeError {
 /// Most positions of a table: its angles stay where `sin_cos` is exact.
 const POSITIONS_MAX: u32 = 1 << 22;
 
-/// Sines and cosines of every position.
+/// Divisors from here on keep every angle where `sin_cos` is exact.
+const DIVISOR_MIN: f32 = 0.0625;
+
+/// Sines and cosines of every position, times the factor of the scaling.
 #[derive(Debug)]
 pub struct RopeTable {
     spec: RopeSpec,
@@ -67,11 +102,25 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Computes the table: position `p`, pair `i` turns by `p * theta^(-2i / rotated)`.
+    /// Computes the table: position `p`, pair `i` turns by `p * theta^(-2i / rotated)`, stretched
+    /// as the scaling says.
     ///
     /// # Errors
     /// When a field of the spec is out of range.
     pub fn try_new(spec: RopeSpec) -> Result<Self, RopeError> {
+        Self::build(spec, None)
+    }
+
+    /// The same, with the frequency of each pair divided by a number of its own, before any
+    /// scaling: how GGUF files store the llama3 scheme, as tensor `rope_freqs.weight`.
+    ///
+    /// # Errors
+    /// When a field of the spec is out of range, or the divisors do not fit it.
+    pub fn with_divisors(spec: RopeSpec, divisors: &[f32]) -> Result<Self, RopeError> {
+        Self::build(spec, Some(divisors))
+    }
+
+    fn build(spec: RopeSpec, divisors: Option<&[f32]>) -> Result<Self, RopeError> {
         let RopeSpec { head_dim, rotated, theta, positions, .. } = spec;
         if rotated == 0 || rotated % 2 != 0 || rotated > head_dim {
             return Err(RopeError::Rotated { rotated, head_dim });
@@ -84,13 +133,17 @@ impl RopeTable {
         }
         let pairs = rotated / 2;
         let step = math::ln(theta) / pairs as f64;
-        let frequencies: Vec<f64> =
+        let mut frequencies: Vec<f64> =
             (0..pairs).map(|pair| math::exp_f64(-(pair as f64) * step)).collect();
+        if let Some(divisors) = divisors {
+            divide(&mut frequencies, divisors)?;
+        }
+        let attention = spec.scaling.apply(theta, &mut frequencies)?;
         let mut turns = Vec::with_capacity(positions as usize * pairs);
         for position in 0..positions {
             for frequency in &frequencies {
                 let (sine, cosine) = math::sin_cos(f64::from(position) * frequency);
-                turns.push((cosine as f32, sine as f32));
+                turns.push(((cosine * attention) as f32, (sine * attention) as f32));
             }
         }
         Ok(Self { spec, turns })
@@ -125,6 +178,20 @@ impl RopeTable {
     }
 }
 
+fn divide(frequencies: &mut [f64], divisors: &[f32]) -> Result<(), RopeError> {
+    if divisors.len() != frequencies.len() {
+        let (found, expected) = (divisors.len(), frequencies.len());
+        return Err(RopeError::Divisors { found, expected });
+    }
+    for (at, (frequency, &value)) in frequencies.iter_mut().zip(divisors).enumerate() {
+        if !(DIVISOR_MIN..=1e12).contains(&value) {
+            return Err(RopeError::Divisor { at, value });
+        }
+        *frequency /= f64::from(value);
+    }
+    Ok(())
+}
+
 /// Each product and each sum rounded on its own, so that no machine may fuse them.
 #[inline(always)]
 fn rotate(x: f32, y: f32, (cosine, sine): (f32, f32)) -> (f32, f32) {
@@ -141,6 +208,7 @@ mod tests {
             head_dim: 64,
             rotated: 64,
             theta: 100_000.0,
+            scaling: RopeScaling::None,
             positions: 2048,
         }
     }
@@ -179,5 +247,11 @@ mod tests {
         assert!(refused(RopeSpec { rotated: 66, ..spec() }).contains("66"));
         assert!(refused(RopeSpec { theta: f64::NAN, ..spec() }).contains("theta"));
         assert!(refused(RopeSpec { positions: 0, ..spec() }).contains("context of 0"));
+        let divided =
+            |divisors: &[f32]| RopeTable::with_divisors(spec(), divisors).unwrap_err().to_string();
+        assert!(divided(&[1.0; 31]).contains("31 rope frequency divisors, expected 32"));
+        let mut divisors = [1.0; 32];
+        divisors[3] = f32::NAN;
+        assert!(divided(&divisors).contains("divisor 3 is NaN"));
     }
 }

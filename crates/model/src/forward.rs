@@ -13,7 +13,7 @@ use kernels::{
 use kv::BlockTable;
 
 use crate::scratch::{Activations, Scratch};
-use crate::weights::{Layer, Linear, Model};
+use crate::weights::{HeadNorms, Layer, Linear, Model};
 
 /// One token to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +225,9 @@ impl<D: Device> Model<D> {
         ];
         let x = &a.normed;
         device.matmul(stream, Matmul { rows: rows.count, x, outputs });
+        if let Some(norms) = &layer.head_norms {
+            self.normalise_heads(stream, a, norms, rows.count);
+        }
         device.rope(stream, &self.rope, shape.heads, rows.positions, &mut a.query);
         device.rope(stream, &self.rope, shape.kv_heads, rows.positions, &mut a.key);
         // All rows are stored before any attends, because those of a chunk see one another, and
@@ -255,6 +258,25 @@ impl<D: Device> Model<D> {
         let outputs = &mut [product(&layer.attention_output, &mut a.hidden, Epilogue::Add)];
         let x = &a.mixed;
         device.matmul(stream, Matmul { rows: rows.count, x, outputs });
+    }
+
+    /// Queries and keys, each head on its own; no head depends on how many there are.
+    fn normalise_heads(
+        &self,
+        stream: &mut D::Stream,
+        a: &mut Activations<D>,
+        norms: &HeadNorms<D>,
+        rows: usize,
+    ) {
+        let eps = self.spec.rms_eps;
+        let (heads, kv_heads) = (usize::from(self.spec.heads), usize::from(self.spec.kv_heads));
+        let (x, y, gamma) = (&a.query, &mut a.mixed, &norms.query);
+        self.device.rms_norm(stream, RmsNorm { rows: rows * heads, x, gamma, eps, y });
+        let (x, y, gamma) = (&a.key, &mut a.key_normed, &norms.key);
+        self.device.rms_norm(stream, RmsNorm { rows: rows * kv_heads, x, gamma, eps, y });
+        // Names follow the values; attention overwrites what is then the spare buffer.
+        std::mem::swap(&mut a.query, &mut a.mixed);
+        std::mem::swap(&mut a.key, &mut a.key_normed);
     }
 
     fn feed_forward(

@@ -7,6 +7,7 @@
 mod forward;
 mod load;
 mod logits;
+mod names;
 mod open;
 mod scratch;
 mod spec;
@@ -16,5 +17,5 @@ pub use forward::{Row, Step, StepError};
 pub use load::{LoadError, LoadOptions, LoadProgress};
 pub use open::{ComputeConfig, InvalidCompute, OpenError, Opened, open};
 pub use scratch::{Scratch, ScratchError, ScratchShape};
-pub use spec::{Architecture, Rope, Spec, SpecError};
+pub use spec::{Architecture, Biases, Rope, Spec, SpecError};
 pub use weights::Model;

@@ -1,19 +1,21 @@
-//! From a GGUF file to packed weights on a device, one tensor at a time, so that no more than one
-//! tensor is in memory twice.
+//! From a checkpoint to packed weights on a device, one tensor at a time: read from the mapped
+//! file, packed, and its pages given back, so that no more than one tensor is in memory twice.
 //!
 //! Every tensor is checked by name, shape and type before it is read, and a file with a tensor
 //! that the layer loop would not use is refused: ignoring it would give other numbers, silently.
 
 use std::collections::BTreeSet;
 
-use checkpoint::{GgmlType, Gguf, GgufError};
+use checkpoint::{Checkpoint, CheckpointError, GgmlType};
+use half::{bf16, f16};
 use kernels::{
     Device, DeviceLost, Matrix, MemoryError, RopeError, RopeSpec, RopeTable, WeightError,
     WeightFormat,
 };
 
+use crate::names::{GGUF, HUB, Names};
 use crate::spec::{Spec, SpecError};
-use crate::weights::{Layer, Linear, Model, Weights};
+use crate::weights::{HeadNorms, Layer, Linear, Model, Weights};
 
 /// What the loading process decides.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +40,7 @@ pub struct LoadProgress {
     pub bytes_total: u64,
 }
 
-/// Why a file could not be loaded as a model.
+/// Why a checkpoint could not be loaded as a model.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The metadata describes no model that can be run.
@@ -46,7 +48,7 @@ pub enum LoadError {
     Spec(#[from] SpecError),
     /// The file cannot be read.
     #[error(transparent)]
-    File(#[from] GgufError),
+    File(#[from] CheckpointError),
     /// A tensor that the architecture needs is not there.
     #[error("tensor {name} is missing, expected with shape {expected:?}; the file is incomplete")]
     Missing {
@@ -56,7 +58,10 @@ pub enum LoadError {
         expected: Vec<u64>,
     },
     /// A tensor has another shape than the metadata implies.
-    #[error("tensor {name} has shape {found:?}, expected {expected:?}; the file is corrupt")]
+    #[error(
+        "tensor {name} has shape {found:?}, expected {expected:?} (innermost first); \
+         the file is corrupt or its metadata are of another model"
+    )]
     Shape {
         /// Which.
         name: String,
@@ -123,12 +128,16 @@ pub enum LoadError {
 }
 
 impl<D: Device> Model<D> {
-    /// Reads, checks and packs all tensors of `gguf` for `device`.
+    /// Reads, checks and packs all tensors of `checkpoint` for `device`.
     ///
     /// # Errors
     /// [`LoadError`] names the key or tensor and what was expected.
-    pub fn load(gguf: &Gguf, device: &D, options: LoadOptions) -> Result<Self, LoadError> {
-        Self::load_with_progress(gguf, device, options, &mut |_| {})
+    pub fn load(
+        checkpoint: &Checkpoint,
+        device: &D,
+        options: LoadOptions,
+    ) -> Result<Self, LoadError> {
+        Self::load_with_progress(checkpoint, device, options, &mut |_| {})
     }
 
     /// As [`Model::load`], telling after each tensor how far it is.
@@ -136,30 +145,28 @@ impl<D: Device> Model<D> {
     /// # Errors
     /// As [`Model::load`].
     pub fn load_with_progress(
-        gguf: &Gguf,
+        checkpoint: &Checkpoint,
         device: &D,
         options: LoadOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let spec = Spec::try_new(gguf)?;
-        let rope = RopeTable::try_new(RopeSpec {
-            style: spec.rope.style,
-            head_dim: usize::from(spec.head_dim),
-            rotated: usize::from(spec.head_dim),
-            theta: spec.rope.theta,
-            positions: spec.context.min(options.context_max),
-        })?;
+        let spec = Spec::try_new(checkpoint)?;
         let mut loader = Loader {
-            gguf,
+            checkpoint,
+            names: match checkpoint {
+                Checkpoint::Gguf(_) => &GGUF,
+                Checkpoint::Directory(_) => &HUB,
+            },
             device,
             stream: device.stream()?,
             used: BTreeSet::new(),
             told: LoadProgress {
                 bytes: 0,
-                bytes_total: gguf.tensors().iter().map(|tensor| tensor.bytes).sum(),
+                bytes_total: checkpoint.tensors().iter().map(|tensor| tensor.bytes).sum(),
             },
             progress,
         };
+        let rope = loader.rope(&spec, served(&spec, options)?)?;
         let weights = loader.weights(&spec)?;
         device.synchronise(&mut loader.stream)?;
         tracing::debug!(device = %device.describe(), ?spec, "model loaded");
@@ -173,8 +180,25 @@ impl<D: Device> Model<D> {
     }
 }
 
+/// Positions that this process serves.
+fn served(spec: &Spec, options: LoadOptions) -> Result<u32, SpecError> {
+    let served = spec.context.min(options.context_max);
+    match spec.window.filter(|window| *window < served) {
+        Some(window) => Err(SpecError::Unsupported {
+            key: "the sliding window".to_owned(),
+            found: format!("{window} positions of a context of {}", spec.context),
+            remedy: format!(
+                "set model.context_max to at most {window}, or use a model that attends to its \
+                 whole context"
+            ),
+        }),
+        None => Ok(served),
+    }
+}
+
 struct Loader<'a, D: Device> {
-    gguf: &'a Gguf,
+    checkpoint: &'a Checkpoint,
+    names: &'static Names,
     device: &'a D,
     stream: D::Stream,
     /// Names of the tensors that have been taken.
@@ -184,39 +208,95 @@ struct Loader<'a, D: Device> {
 }
 
 impl<D: Device> Loader<'_, D> {
+    fn rope(&mut self, spec: &Spec, positions: u32) -> Result<RopeTable, LoadError> {
+        let head_dim = usize::from(spec.head_dim);
+        let rope = RopeSpec {
+            style: spec.rope.style,
+            head_dim,
+            rotated: head_dim,
+            theta: spec.rope.theta,
+            scaling: spec.rope.scaling,
+            positions,
+        };
+        let stored = self.names.rope_divisors.filter(|name| self.has(name));
+        Ok(match stored {
+            Some(name) => {
+                let divisors = self.floats(name, u64::from(spec.head_dim) / 2)?;
+                RopeTable::with_divisors(rope, &divisors)?
+            }
+            None => RopeTable::try_new(rope)?,
+        })
+    }
+
     fn weights(&mut self, spec: &Spec) -> Result<Weights<D>, LoadError> {
+        let names = self.names;
         let (width, vocab) = (u64::from(spec.width), u64::from(spec.vocab));
-        let embedding = self.matrix("token_embd.weight", width, vocab)?;
+        let tied = spec.tied_embeddings && self.output_is_embedding(width, vocab)?;
+        let embedding = self.matrix(names.embedding, width, vocab)?;
         let layers =
             (0..spec.layers).map(|layer| self.layer(spec, layer)).collect::<Result<_, _>>()?;
-        let output_norm = self.vector("output_norm.weight", width)?;
-        let output = match spec.tied_embeddings {
+        let output_norm = self.vector(names.output_norm, width)?;
+        let output = match tied {
             true => None,
-            false => Some(self.matrix("output.weight", width, vocab)?),
+            false => Some(self.matrix(names.output, width, vocab)?),
         };
-        let unused = self.gguf.tensors().iter().find(|tensor| !self.used.contains(&tensor.name));
+        let unused =
+            self.checkpoint.tensors().iter().find(|tensor| {
+                !self.used.contains(&tensor.name) && !names.is_harmless(&tensor.name)
+            });
         if let Some(tensor) = unused {
             return Err(LoadError::Unused { name: tensor.name.clone() });
         }
         Ok(Weights { embedding, layers, output_norm, output })
     }
 
+    /// Whether a tied checkpoint has no output matrix of other values than the embedding.
+    fn output_is_embedding(&mut self, width: u64, vocab: u64) -> Result<bool, LoadError> {
+        let (embedding, output) = (self.names.embedding, self.names.output);
+        if !self.has(output) {
+            return Ok(true);
+        }
+        let same_type =
+            self.checked(embedding, &[width, vocab])? == self.checked(output, &[width, vocab])?;
+        let checkpoint = self.checkpoint;
+        let same =
+            same_type && checkpoint.tensor_bytes(embedding)? == checkpoint.tensor_bytes(output)?;
+        if same {
+            self.tell(output);
+        }
+        Ok(same)
+    }
+
     fn layer(&mut self, spec: &Spec, layer: u16) -> Result<Layer<D>, LoadError> {
-        let name = |part: &str| format!("blk.{layer}.{part}");
+        let names = self.names;
+        let name = |part: &str| names.in_layer(layer, part);
+        let weight = |part: &str| format!("{}.weight", name(part));
+        let parts = &names.layer;
         let (width, ffn) = (u64::from(spec.width), u64::from(spec.ffn));
         let head_dim = u64::from(spec.head_dim);
         let (all, kv) = (u64::from(spec.heads) * head_dim, u64::from(spec.kv_heads) * head_dim);
-        let bias = spec.qkv_bias;
+        let biases = spec.biases;
         Ok(Layer {
-            attention_norm: self.vector(&name("attn_norm.weight"), width)?,
-            query: self.linear(&name("attn_q"), (width, all), bias)?,
-            key: self.linear(&name("attn_k"), (width, kv), bias)?,
-            value: self.linear(&name("attn_v"), (width, kv), bias)?,
-            attention_output: self.linear(&name("attn_output"), (all, width), false)?,
-            feed_forward_norm: self.vector(&name("ffn_norm.weight"), width)?,
-            gate: self.linear(&name("ffn_gate"), (width, ffn), false)?,
-            up: self.linear(&name("ffn_up"), (width, ffn), false)?,
-            down: self.linear(&name("ffn_down"), (ffn, width), false)?,
+            attention_norm: self.vector(&weight(parts.attention_norm), width)?,
+            query: self.linear(&name(parts.query), (width, all), biases.qkv)?,
+            key: self.linear(&name(parts.key), (width, kv), biases.qkv)?,
+            value: self.linear(&name(parts.value), (width, kv), biases.qkv)?,
+            head_norms: match spec.qk_norm {
+                true => Some(HeadNorms {
+                    query: self.vector(&weight(parts.query_norm), head_dim)?,
+                    key: self.vector(&weight(parts.key_norm), head_dim)?,
+                }),
+                false => None,
+            },
+            attention_output: self.linear(
+                &name(parts.attention_output),
+                (all, width),
+                biases.attention_output,
+            )?,
+            feed_forward_norm: self.vector(&weight(parts.feed_forward_norm), width)?,
+            gate: self.linear(&name(parts.gate), (width, ffn), biases.feed_forward)?,
+            up: self.linear(&name(parts.up), (width, ffn), biases.feed_forward)?,
+            down: self.linear(&name(parts.down), (ffn, width), biases.feed_forward)?,
         })
     }
 
@@ -257,45 +337,61 @@ impl<D: Device> Loader<'_, D> {
                 });
             }
         };
-        let bytes = self.gguf.tensor_bytes(name)?;
-        let size = |number: u64| usize::try_from(number).expect("the tensor is in memory");
+        let bytes = self.checkpoint.tensor_bytes(name)?;
+        let size = |number: u64| usize::try_from(number).expect("the tensor is mapped");
         let matrix = Matrix { format, n: size(outputs), k: size(inputs), bytes };
         let weight = self
             .device
             .weight(matrix)
             .map_err(|source| LoadError::Pack { name: name.to_owned(), source })?;
-        self.tell(name, bytes);
+        self.tell(name);
         Ok(weight)
     }
 
-    /// A bias or a normalisation, which GGUF always stores in single precision.
+    /// A bias or a normalisation.
     fn vector(&mut self, name: &str, len: u64) -> Result<D::Buffer<f32>, LoadError> {
-        let found = self.checked(name, &[len])?;
-        if found != GgmlType::F32 {
-            return Err(LoadError::Type {
-                name: name.to_owned(),
-                found,
-                supported: "F32",
-                remedy: "convert the model again with a current converter",
-            });
-        }
-        let bytes = self.gguf.tensor_bytes(name)?;
-        let values: Vec<f32> =
-            bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(LoadError::NotFinite { name: name.to_owned(), at, value: values[at] });
-        }
+        let values = self.floats(name, len)?;
         let buffer = self.device.buffer(values.len());
         let mut buffer =
             buffer.map_err(|source| LoadError::Memory { name: name.to_owned(), source })?;
         self.device.upload(&mut self.stream, &values, &mut buffer, 0);
-        self.tell(name, bytes);
         Ok(buffer)
+    }
+
+    /// A tensor of one dimension, widened without rounding.
+    fn floats(&mut self, name: &str, len: u64) -> Result<Vec<f32>, LoadError> {
+        let found = self.checked(name, &[len])?;
+        let bytes = self.checkpoint.tensor_bytes(name)?;
+        let halves = || bytes.as_chunks::<2>().0.iter();
+        let values: Vec<f32> = match found {
+            GgmlType::F32 => {
+                bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
+            }
+            GgmlType::F16 => halves().map(|value| f16::from_le_bytes(*value).to_f32()).collect(),
+            GgmlType::BF16 => halves().map(|value| bf16::from_le_bytes(*value).to_f32()).collect(),
+            found => {
+                return Err(LoadError::Type {
+                    name: name.to_owned(),
+                    found,
+                    supported: "F32, F16 or BF16",
+                    remedy: "convert the model again with a current converter",
+                });
+            }
+        };
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(LoadError::NotFinite { name: name.to_owned(), at, value: values[at] });
+        }
+        self.tell(name);
+        Ok(values)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.checkpoint.find_tensor(name).is_some()
     }
 
     /// The type of a tensor that is there and has the right shape; noted as used.
     fn checked(&mut self, name: &str, expected: &[u64]) -> Result<GgmlType, LoadError> {
-        let Some(tensor) = self.gguf.find_tensor(name) else {
+        let Some(tensor) = self.checkpoint.find_tensor(name) else {
             return Err(LoadError::Missing { name: name.to_owned(), expected: expected.to_vec() });
         };
         if tensor.shape != expected {
@@ -309,10 +405,10 @@ impl<D: Device> Loader<'_, D> {
         Ok(tensor.ty)
     }
 
-    /// Counts a tensor that is packed, and whose pages are not needed any more.
-    fn tell(&mut self, name: &str, packed: &[u8]) {
-        self.gguf.release(name);
-        self.told.bytes += packed.len() as u64;
+    /// A tensor is packed: its pages may go.
+    fn tell(&mut self, name: &str) {
+        self.checkpoint.release(name);
+        self.told.bytes += self.checkpoint.find_tensor(name).map_or(0, |tensor| tensor.bytes);
         (self.progress)(self.told);
     }
 }

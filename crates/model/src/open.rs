@@ -1,10 +1,10 @@
-//! From a configuration to a model on a device: resolve the file, read it, pack the weights.
+//! From a configuration to a model on a device: resolve the checkpoint, open it, pack the weights.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use checkpoint::{FetchConfig, Gguf, GgufError, Progress, ResolveError, Resolved};
+use checkpoint::{Checkpoint, CheckpointError, FetchConfig, Progress, ResolveError, Resolved};
 use kernels::{Device, HostDevice, HostOptions, HugePages, Isa, OpenError as DeviceError};
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,8 @@ use crate::{LoadError, LoadOptions, Model};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ComputeConfig {
-    /// An alias such as `smollm2-135m`, or the path of a .gguf file.
+    /// An alias such as `smollm2-135m`, the path of a .gguf file, or the path of a directory with
+    /// config.json and safetensors.
     pub name: String,
     /// Where fetched models are kept; empty is the user's cache folder.
     pub cache: PathBuf,
@@ -63,13 +64,13 @@ pub enum OpenError {
     /// No file.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// The file is no GGUF.
+    /// What was found is no checkpoint.
     #[error(transparent)]
-    Gguf(#[from] GgufError),
+    Checkpoint(#[from] CheckpointError),
     /// No device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The model does not fit the file or the device.
+    /// The model does not fit the checkpoint or the device.
     #[error(transparent)]
     Load(#[from] LoadError),
 }
@@ -86,7 +87,7 @@ impl OpenError {
 /// A model that is ready to run, shared by all roles of a process.
 #[derive(Clone)]
 pub struct Opened<D: Device> {
-    /// The file.
+    /// The file or directory.
     pub resolved: Resolved,
     /// The device that the weights are on.
     pub device: D,
@@ -101,7 +102,8 @@ impl ComputeConfig {
     /// [`InvalidCompute`].
     pub fn check(&self) -> Result<(), InvalidCompute> {
         if self.name.is_empty() {
-            let problem = "is empty; name an alias or the path of a .gguf file".to_owned();
+            let problem =
+                "is empty; name an alias or the path of a .gguf file or of a directory".to_owned();
             return Err(InvalidCompute { field: "model.name", problem });
         }
         if self.context_max < 2 {
@@ -146,8 +148,9 @@ pub fn open(
 ) -> Result<Opened<HostDevice>, OpenError> {
     config.check()?;
     let resolved = checkpoint::resolve(&config.name, fetch, progress)?;
-    let gguf = Gguf::open(&resolved.path)?;
+    let checkpoint = Checkpoint::open(&resolved.path)?;
     let device = HostDevice::open(config.options()?)?;
-    let model = Model::load(&gguf, &device, LoadOptions { context_max: config.context_max })?;
+    let options = LoadOptions { context_max: config.context_max };
+    let model = Model::load(&checkpoint, &device, options)?;
     Ok(Opened { resolved, device, model: Arc::new(model) })
 }

@@ -43,7 +43,11 @@ pub(crate) struct Activations<D: Device> {
     pub(crate) key: D::Buffer<f32>,
     /// `[rows][kv_heads * head_dim]`.
     pub(crate) value: D::Buffer<f32>,
-    /// What attention mixed, `[rows][heads * head_dim]`.
+    /// Keys behind the normalisation of their heads, `[rows][kv_heads * head_dim]`; empty in
+    /// families that have none.
+    pub(crate) key_normed: D::Buffer<f32>,
+    /// What attention mixed, `[rows][heads * head_dim]`; before that, queries behind the
+    /// normalisation of their heads.
     pub(crate) mixed: D::Buffer<f32>,
     /// `[rows][ffn]`.
     pub(crate) gate: D::Buffer<f32>,
@@ -96,6 +100,7 @@ impl<D: Device> Model<D> {
                 query: rows(all)?,
                 key: rows(kv)?,
                 value: rows(kv)?,
+                key_normed: rows(if spec.qk_norm { kv } else { 0 })?,
                 mixed: rows(all)?,
                 gate: rows(ffn)?,
                 up: rows(ffn)?,

@@ -40,6 +40,14 @@ pub(crate) struct Linear<D: Device> {
     pub(crate) bias: Option<D::Buffer<f32>>,
 }
 
+/// Normalisations of single heads, before they are rotated.
+pub(crate) struct HeadNorms<D: Device> {
+    /// `[head_dim]`.
+    pub(crate) query: D::Buffer<f32>,
+    /// `[head_dim]`.
+    pub(crate) key: D::Buffer<f32>,
+}
+
 /// One transformer layer.
 pub(crate) struct Layer<D: Device> {
     /// `[width]`.
@@ -50,6 +58,8 @@ pub(crate) struct Layer<D: Device> {
     pub(crate) key: Linear<D>,
     /// `[kv_heads * head_dim][width]`.
     pub(crate) value: Linear<D>,
+    /// `None` in families that have none.
+    pub(crate) head_norms: Option<HeadNorms<D>>,
     /// `[width][heads * head_dim]`.
     pub(crate) attention_output: Linear<D>,
     /// `[width]`.

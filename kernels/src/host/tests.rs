@@ -6,7 +6,10 @@ use std::num::NonZeroUsize;
 use ids::SlotIdx;
 
 use super::*;
-use crate::{AttendSequence, Epilogue, HeadShape, MatmulOutput, RopeSpec, RopeStyle, WeightFormat};
+use crate::{
+    AttendSequence, Epilogue, HeadShape, MatmulOutput, RopeScaling, RopeSpec, RopeStyle,
+    WeightFormat,
+};
 
 /// Small exact numbers in a fixed order.
 fn number(at: usize) -> f32 {
@@ -82,6 +85,7 @@ fn layer(device: &HostDevice) -> Vec<f32> {
         head_dim: 16,
         rotated: 16,
         theta: 1e4,
+        scaling: RopeScaling::None,
         positions: 32,
     };
     let table = RopeTable::try_new(spec).unwrap();

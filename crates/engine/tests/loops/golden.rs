@@ -35,8 +35,8 @@ fn numbers(value: &serde_json::Value) -> Vec<u32> {
 #[tokio::test]
 async fn greedy_text_of_the_real_model_equals_the_reference_up_to_near_ties() {
     let Some(path) = model_file() else { return };
-    let gguf = checkpoint::Gguf::open(&path).unwrap();
-    let model = Arc::new(Model::load(&gguf, &device(), LoadOptions::default()).unwrap());
+    let checkpoint = checkpoint::Checkpoint::open(&path).unwrap();
+    let model = Arc::new(Model::load(&checkpoint, &device(), LoadOptions::default()).unwrap());
     let bounds = Bounds { tokens: 2048, ..Bounds::default() };
     let world = World::new(&model, bounds);
     let file = "../../integration-tests/goldens/greedy.json";

@@ -77,8 +77,8 @@ pub(crate) fn device() -> HostDevice {
 pub(crate) fn tiny() -> Arc<Model<HostDevice>> {
     let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     Tiny::llama(Stored::Q4_1, Stored::Q8_0).file().write(&path);
-    let gguf = checkpoint::Gguf::open(&path).unwrap();
-    Arc::new(Model::load(&gguf, &device(), LoadOptions::default()).unwrap())
+    let checkpoint = checkpoint::Checkpoint::open(&path).unwrap();
+    Arc::new(Model::load(&checkpoint, &device(), LoadOptions::default()).unwrap())
 }
 
 /// Random tokens of the tiny model.

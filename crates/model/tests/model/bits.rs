@@ -89,7 +89,7 @@ struct Expected {
     kv: Vec<u8>,
 }
 
-fn runner(gguf: &checkpoint::Gguf, threads: usize, isa: Option<Isa>, rows: usize) -> Runner {
+fn runner(gguf: &checkpoint::Checkpoint, threads: usize, isa: Option<Isa>, rows: usize) -> Runner {
     Runner::new(load(gguf, &device(threads, isa)), 4608, rows)
 }
 
@@ -136,7 +136,7 @@ fn chunks(runner: &mut Runner, expected: &Expected, chunk: usize, what: &str) {
 }
 
 /// Each instruction set runs a short prefix from the start and the end behind a prefix hit.
-fn instruction_sets(gguf: &checkpoint::Gguf, expected: &Expected) {
+fn instruction_sets(gguf: &checkpoint::Checkpoint, expected: &Expected) {
     for isa in isas() {
         let (short, last) = match isa {
             Isa::Portable => (37, 94),

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use checkpoint::Checkpoint;
+
 use super::host::{device, load, real_file};
 use super::runner::Runner;
 
@@ -97,7 +99,7 @@ pub(crate) fn kl_of_top(golden: &Top<'_>, ours: &[f64]) -> f64 {
     kl
 }
 
-fn kl_of_all(theirs: &[f64], ours: &[f64]) -> f64 {
+pub(crate) fn kl_of_all(theirs: &[f64], ours: &[f64]) -> f64 {
     let (norm_theirs, norm_ours) = (log_sum_exp(theirs), log_sum_exp(ours));
     let pairs = theirs.iter().zip(ours);
     pairs
@@ -108,11 +110,10 @@ fn kl_of_all(theirs: &[f64], ours: &[f64]) -> f64 {
         .sum()
 }
 
-#[test]
-fn logits_agree_with_an_independent_implementation_over_512_positions() {
-    let Some(gguf) = real_file() else { return };
+/// Runs the golden text and holds the logits of every position against the reference.
+pub(crate) fn check(checkpoint: &Checkpoint) {
     let golden = Golden::read();
-    let mut runner = Runner::new(load(&gguf, &device(2, None)), golden.positions, 128);
+    let mut runner = Runner::new(load(checkpoint, &device(2, None)), golden.positions, 128);
     let mut sequence = runner.sequence(golden.positions);
     let (mut same, mut kl, mut kl_max, mut full, mut full_count) = (0, 0.0, 0.0f64, 0.0, 0);
     let vocab = runner.model.spec().vocab as usize;
@@ -139,4 +140,10 @@ fn logits_agree_with_an_independent_implementation_over_512_positions() {
     println!("KL over the whole vocabulary at {full_count} positions: mean {full:e}");
     assert!(same * 100 >= positions * 99, "top-1 equal at {same} of {positions} only");
     assert!(mean <= 1e-3 && full <= 1e-3, "mean KL {mean:e} of the top, {full:e} of all");
+}
+
+#[test]
+fn logits_agree_with_an_independent_implementation_over_512_positions() {
+    let Some(checkpoint) = real_file() else { return };
+    check(&checkpoint);
 }

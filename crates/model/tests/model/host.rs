@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use checkpoint::Gguf;
+use checkpoint::Checkpoint;
 use kernels::{HostDevice, HostOptions, HugePages, Isa};
 use model::{LoadOptions, Model};
 
@@ -25,14 +25,14 @@ pub(crate) fn isas() -> Vec<Isa> {
 }
 
 /// Writes a file and opens it; it is gone when the handle is.
-pub(crate) fn open(file: &GgufFile) -> Gguf {
+pub(crate) fn open(file: &GgufFile) -> Checkpoint {
     let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     file.write(&path);
-    Gguf::open(&path).unwrap()
+    Checkpoint::open(&path).unwrap()
 }
 
 /// The default model's file: `OASISKV_TEST_MODEL`, else where the product's cache has it.
-pub(crate) fn real_file() -> Option<Gguf> {
+pub(crate) fn real_file() -> Option<Checkpoint> {
     let cache = || {
         let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
         let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
@@ -41,7 +41,7 @@ pub(crate) fn real_file() -> Option<Gguf> {
     };
     let path = std::env::var_os("OASISKV_TEST_MODEL").map(PathBuf::from).or_else(cache);
     match path {
-        Some(path) => Some(Gguf::open(&path).unwrap()),
+        Some(path) => Some(Checkpoint::open(&path).unwrap()),
         None => {
             println!("SKIPPED no model file");
             None
@@ -49,6 +49,6 @@ pub(crate) fn real_file() -> Option<Gguf> {
     }
 }
 
-pub(crate) fn load(gguf: &Gguf, device: &HostDevice) -> Model<HostDevice> {
-    Model::load(gguf, device, LoadOptions::default()).unwrap()
+pub(crate) fn load(checkpoint: &Checkpoint, device: &HostDevice) -> Model<HostDevice> {
+    Model::load(checkpoint, device, LoadOptions::default()).unwrap()
 }

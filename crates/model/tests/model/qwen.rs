@@ -2,7 +2,7 @@
 //! committed reference (transformers, float32, on the dequantised weights). Needs the file that
 //! integration-tests/fetch-qwen.sh fetches, its path in `OASISKV_TEST_QWEN`; makes no small models.
 
-use checkpoint::Gguf;
+use checkpoint::Checkpoint;
 
 use super::golden::{Top, arg_max, floats, folder, kl_of_top};
 use super::host::{device, load};
@@ -53,9 +53,9 @@ fn k_quants_of_qwen2_give_the_logits_and_the_answer_of_an_independent_implementa
         println!("SKIPPED OASISKV_TEST_QWEN names no file, see integration-tests/fetch-qwen.sh");
         return;
     };
-    let gguf = Gguf::open(path.as_ref()).unwrap();
+    let checkpoint = Checkpoint::open(path.as_ref()).unwrap();
     let golden = Golden::read();
-    let mut runner = Runner::new(load(&gguf, &device(2, None)), 256, 64);
+    let mut runner = Runner::new(load(&checkpoint, &device(2, None)), 256, 64);
     let mut sequence = runner.sequence(64);
     runner.step(&mut [(&mut sequence, &golden.text)]);
     let (mut same, mut kl) = (0, 0.0);

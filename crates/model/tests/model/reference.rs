@@ -12,7 +12,7 @@ const THETA: f64 = 10_000.0;
 
 /// Logits of every position of `tokens`, attended to causally.
 pub(crate) fn logits(tiny: &Tiny, file: &GgufFile, tokens: &[u32]) -> Vec<Vec<f64>> {
-    let width = tiny.width() as usize;
+    let width = tiny.width as usize;
     let embedding = &file.tensor("token_embd.weight").values;
     let row = |token: &u32| {
         let at = *token as usize * width;
@@ -48,6 +48,10 @@ fn attention(tiny: &Tiny, file: &GgufFile, layer: u32, hidden: &mut [Vec<f64>]) 
         };
         let mut query = project("attn_q");
         let mut key = project("attn_k");
+        if tiny.architecture == Architecture::Qwen3 {
+            query = head_norm(file, &name("attn_q_norm.weight"), &query);
+            key = head_norm(file, &name("attn_k_norm.weight"), &key);
+        }
         rotate(tiny, position, &mut query);
         rotate(tiny, position, &mut key);
         keys.push(key.into_iter().map(stored).collect());
@@ -95,7 +99,7 @@ fn rotate(tiny: &Tiny, position: usize, row: &mut [f64]) {
             let angle = position as f64 * THETA.powf(-2.0 * pair as f64 / dim as f64);
             let (a, b) = match tiny.architecture {
                 Architecture::Llama => (2 * pair, 2 * pair + 1),
-                Architecture::Qwen2 => (pair, pair + dim / 2),
+                Architecture::Qwen2 | Architecture::Qwen3 => (pair, pair + dim / 2),
             };
             let (x, y) = (head[a], head[b]);
             head[a] = x * angle.cos() - y * angle.sin();
@@ -109,6 +113,12 @@ fn norm(file: &GgufFile, gamma: &str, row: &[f64]) -> Vec<f64> {
     let scale = 1.0 / (mean + EPS).sqrt();
     let gamma = &file.tensor(gamma).values;
     row.iter().zip(gamma).map(|(value, gamma)| value * scale * f64::from(*gamma)).collect()
+}
+
+/// Each head on its own.
+fn head_norm(file: &GgufFile, gamma: &str, row: &[f64]) -> Vec<f64> {
+    let dim = file.tensor(gamma).values.len();
+    row.chunks(dim).flat_map(|head| norm(file, gamma, head)).collect()
 }
 
 fn matrix(file: &GgufFile, name: &str, input: &[f64]) -> Vec<f64> {

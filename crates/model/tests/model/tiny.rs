@@ -1,4 +1,4 @@
-//! Tiny models with random weights, of both families.
+//! Tiny models with random weights, of all families, as GGUF.
 
 use model::Architecture;
 
@@ -12,6 +12,7 @@ pub(crate) struct Tiny {
     pub(crate) heads: u32,
     pub(crate) kv_heads: u32,
     pub(crate) head_dim: u32,
+    pub(crate) width: u32,
     pub(crate) ffn: u32,
     pub(crate) vocab: u32,
     /// How the matrices are stored.
@@ -20,6 +21,8 @@ pub(crate) struct Tiny {
     pub(crate) embedding: Stored,
     /// Whether there is no output matrix of its own.
     pub(crate) tied: bool,
+    /// Whether rotary positions are stretched fourfold by `YaRN`, from 64.
+    pub(crate) yarn: bool,
 }
 
 impl Tiny {
@@ -30,12 +33,19 @@ impl Tiny {
             heads: 4,
             kv_heads: 2,
             head_dim: 32,
+            width: 128,
             ffn: 192,
             vocab: 96,
             stored,
             embedding,
             tied: true,
+            yarn: false,
         }
+    }
+
+    /// Wide enough for the formats with blocks of 256.
+    pub(crate) fn wide(stored: Stored) -> Self {
+        Self { heads: 8, width: 256, ffn: 256, ..Self::llama(stored, stored) }
     }
 
     pub(crate) fn qwen2(stored: Stored) -> Self {
@@ -47,8 +57,17 @@ impl Tiny {
         }
     }
 
-    pub(crate) fn width(&self) -> u32 {
-        self.heads * self.head_dim
+    /// The heads of this family need not fill the width.
+    pub(crate) fn qwen3(stored: Stored) -> Self {
+        Self { architecture: Architecture::Qwen3, head_dim: 48, ..Self::llama(stored, stored) }
+    }
+
+    fn has_qkv_bias(&self) -> bool {
+        self.architecture == Architecture::Qwen2
+    }
+
+    fn has_head_norms(&self) -> bool {
+        self.architecture == Architecture::Qwen3
     }
 
     pub(crate) fn file(&self) -> GgufFile {
@@ -64,7 +83,7 @@ impl Tiny {
         let numbers = [
             ("block_count", self.layers),
             ("context_length", 512),
-            ("embedding_length", self.width()),
+            ("embedding_length", self.width),
             ("feed_forward_length", self.ffn),
             ("attention.head_count", self.heads),
             ("attention.head_count_kv", self.kv_heads),
@@ -75,11 +94,20 @@ impl Tiny {
         let eps = format!("{name}.attention.layer_norm_rms_epsilon");
         file.set(&eps, Value::F32(1e-5));
         file.set(&format!("{name}.rope.freq_base"), Value::F32(10_000.0));
+        if self.heads * self.head_dim != self.width {
+            file.set(&format!("{name}.attention.key_length"), Value::U32(self.head_dim));
+        }
+        if self.yarn {
+            file.set(&format!("{name}.rope.scaling.type"), Value::Text("yarn".to_owned()));
+            file.set(&format!("{name}.rope.scaling.factor"), Value::F32(4.0));
+            file.set(&format!("{name}.rope.scaling.original_context_length"), Value::U32(64));
+        }
     }
 
     fn tensors(&self, file: &mut GgufFile) {
         let random = &mut Random(7);
-        let width = u64::from(self.width());
+        let width = u64::from(self.width);
+        let all = u64::from(self.heads * self.head_dim);
         let (ffn, vocab) = (u64::from(self.ffn), u64::from(self.vocab));
         let kv_width = u64::from(self.kv_heads * self.head_dim);
         let mut out = Vec::new();
@@ -91,10 +119,10 @@ impl Tiny {
                 out.push(Tensor::gamma(random, &name(norm), width));
             }
             let matrices = [
-                ("attn_q", width, width),
+                ("attn_q", width, all),
                 ("attn_k", width, kv_width),
                 ("attn_v", width, kv_width),
-                ("attn_output", width, width),
+                ("attn_output", all, width),
                 ("ffn_gate", width, ffn),
                 ("ffn_up", width, ffn),
                 ("ffn_down", ffn, width),
@@ -104,9 +132,13 @@ impl Tiny {
                 let weight = name(&format!("{part}.weight"));
                 out.push(Tensor::random(random, &weight, &[inputs, outputs], self.stored, scale));
             }
-            if self.architecture == Architecture::Qwen2 {
-                for (part, outputs) in
-                    [("attn_q", width), ("attn_k", kv_width), ("attn_v", kv_width)]
+            if self.has_head_norms() {
+                for norm in ["attn_q_norm.weight", "attn_k_norm.weight"] {
+                    out.push(Tensor::gamma(random, &name(norm), u64::from(self.head_dim)));
+                }
+            }
+            if self.has_qkv_bias() {
+                for (part, outputs) in [("attn_q", all), ("attn_k", kv_width), ("attn_v", kv_width)]
                 {
                     let bias = name(&format!("{part}.bias"));
                     out.push(Tensor::random(random, &bias, &[outputs], Stored::F32, 0.5));

@@ -1,4 +1,4 @@
-//! The layer loop against the published formulas in f64, on tiny random models of both families
+//! The layer loop against the published formulas in f64, on tiny random models of all families
 //! and of every storage type, in chunks, with logits from hidden states that were copied out.
 
 use model::{LoadOptions, Model, StepError};
@@ -9,7 +9,7 @@ use super::runner::Runner;
 use super::tiny::Tiny;
 use super::writer::{Random, Stored};
 
-fn tokens(count: usize, vocab: u32, seed: u64) -> Vec<u32> {
+pub(crate) fn tokens(count: usize, vocab: u32, seed: u64) -> Vec<u32> {
     let mut random = Random(seed);
     (0..count).map(|_| u32::try_from(random.next() % u64::from(vocab)).unwrap()).collect()
 }
@@ -60,6 +60,13 @@ fn llama_agrees_with_the_formulas_for_every_storage_type() {
 fn qwen2_agrees_with_the_formulas_biases_and_output_matrix_included() {
     for stored in [Stored::F32, Stored::F16, Stored::Q8_0] {
         check(&Tiny::qwen2(stored), 2e-3);
+    }
+}
+
+#[test]
+fn qwen3_agrees_with_the_formulas_normalised_heads_included() {
+    for stored in [Stored::F32, Stored::BF16, Stored::Q8_0] {
+        check(&Tiny::qwen3(stored), 2e-3);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use half::f16;
+use half::{bf16, f16};
 
 /// SplitMix64: the same numbers in every run.
 pub(crate) struct Random(pub(crate) u64);
@@ -29,20 +29,68 @@ impl Random {
 pub(crate) enum Stored {
     F32,
     F16,
+    BF16,
+    Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
     Q8_0,
+    Q4K,
+    Q5K,
+    Q6K,
     /// A type that no kernel takes.
     Q2K,
 }
 
 impl Stored {
+    /// All that kernels take.
+    pub(crate) const ALL: [Self; 11] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
+
     fn number(self) -> u32 {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
+            Self::Q4_0 => 2,
             Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
             Self::Q8_0 => 8,
             Self::Q2K => 10,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
+            Self::BF16 => 30,
+        }
+    }
+}
+
+/// A quantised block of which only the units matter: values, bytes, and the places of its
+/// half-precision units, each with the largest number that it is multiplied with.
+type Block = (u64, usize, &'static [(usize, f32)]);
+
+fn block(stored: Stored) -> Block {
+    match stored {
+        Stored::Q4_0 => (32, 18, &[(0, 8.0)]),
+        Stored::Q5_0 => (32, 22, &[(0, 16.0)]),
+        Stored::Q5_1 => (32, 24, &[(0, 16.0), (2, 1.0)]),
+        Stored::Q4K => (256, 144, &[(0, 63.0 * 15.0), (2, 63.0)]),
+        Stored::Q5K => (256, 176, &[(0, 63.0 * 31.0), (2, 63.0)]),
+        Stored::Q6K => (256, 210, &[(208, 128.0 * 32.0)]),
+        Stored::Q2K => (256, 84, &[]),
+        Stored::F32 | Stored::F16 | Stored::BF16 | Stored::Q4_1 | Stored::Q8_0 => {
+            unreachable!("{stored:?} is written value by value")
         }
     }
 }
@@ -55,7 +103,7 @@ pub(crate) struct Tensor {
     pub(crate) shape: Vec<u64>,
     pub(crate) stored: Stored,
     pub(crate) bytes: Vec<u8>,
-    /// Row-major, as dequantised.
+    /// Row-major, as dequantised; empty for formats that are written as random bits.
     pub(crate) values: Vec<f32>,
 }
 
@@ -77,7 +125,7 @@ impl Tensor {
             values: Vec::new(),
         };
         match stored {
-            Stored::F32 | Stored::F16 => {
+            Stored::F32 | Stored::F16 | Stored::BF16 => {
                 for _ in 0..elements {
                     tensor.push_float(random.unit() * scale);
                 }
@@ -92,7 +140,17 @@ impl Tensor {
                     tensor.push_q8_0(random, scale);
                 }
             }
-            Stored::Q2K => tensor.bytes = vec![0; (elements / 256 * 84) as usize],
+            Stored::Q4_0
+            | Stored::Q5_0
+            | Stored::Q5_1
+            | Stored::Q4K
+            | Stored::Q5K
+            | Stored::Q6K
+            | Stored::Q2K => {
+                for _ in 0..elements / block(stored).0 {
+                    tensor.push_random_bits(random, scale);
+                }
+            }
         }
         tensor
     }
@@ -109,13 +167,30 @@ impl Tensor {
     }
 
     fn push_float(&mut self, value: f32) {
-        if self.stored == Stored::F16 {
+        let value = if self.stored == Stored::F16 {
             let rounded = f16::from_f32(value);
             self.bytes.extend(rounded.to_le_bytes());
-            self.values.push(rounded.to_f32());
+            rounded.to_f32()
+        } else if self.stored == Stored::BF16 {
+            let rounded = bf16::from_f32(value);
+            self.bytes.extend(rounded.to_le_bytes());
+            rounded.to_f32()
         } else {
             self.bytes.extend(value.to_le_bytes());
-            self.values.push(value);
+            value
+        };
+        self.values.push(value);
+    }
+
+    /// Any codes and any scales of the second level, with units that keep values near `scale`.
+    fn push_random_bits(&mut self, random: &mut Random, scale: f32) {
+        let (_, bytes, units) = block(self.stored);
+        let start = self.bytes.len();
+        self.bytes.extend((0..bytes).map(|_| (random.next() >> 56) as u8));
+        for (at, largest) in units {
+            let unit = f16::from_f32(scale / largest * (1.0 + random.unit().abs()));
+            let at = start + at;
+            self.bytes[at..at + 2].copy_from_slice(&unit.to_le_bytes());
         }
     }
 

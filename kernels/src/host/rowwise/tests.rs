@@ -4,8 +4,8 @@
 use std::num::NonZeroUsize;
 
 use crate::{
-    Device, HostBuffer, HostDevice, HostOptions, HugePages, Isa, Matrix, RmsNorm, RopeSpec,
-    RopeStyle, RopeTable, WeightFormat,
+    Device, HostBuffer, HostDevice, HostOptions, HugePages, Isa, Matrix, RmsNorm, RopeScaling,
+    RopeSpec, RopeStyle, RopeTable, WeightFormat,
 };
 
 fn devices() -> impl Iterator<Item = HostDevice> {
@@ -105,7 +105,9 @@ fn p1_add_and_rope_have_one_arithmetic() {
         x.as_slice().to_vec()
     });
     for style in [RopeStyle::Interleaved, RopeStyle::Halves] {
-        let spec = RopeSpec { style, head_dim: 64, rotated: 48, theta: 1e4, positions: 3000 };
+        let scaling = RopeScaling::None;
+        let spec =
+            RopeSpec { style, head_dim: 64, rotated: 48, theta: 1e4, scaling, positions: 3000 };
         let table = RopeTable::try_new(spec).unwrap();
         check(384, |device, x, rows| {
             let mut x = buffer(device, x);
