@@ -92,6 +92,23 @@ model() {
     fi
 }
 
+# The larger model of the long tests, which the product never ships or fetches.
+qwen() {
+    local file="$PWD/target/test-models/qwen2.5-coder-0.5b.gguf"
+    if [[ -n "${OASISKV_TEST_QWEN:-}" ]]; then
+        echo "   OASISKV_TEST_QWEN names $OASISKV_TEST_QWEN"
+        return
+    fi
+    mkdir -p "${file%/*}"
+    if bash integration-tests/fetch-qwen.sh "$file" >"$OUT/qwen.log" 2>&1; then
+        export OASISKV_TEST_QWEN="$file"
+        echo "   $file"
+    else
+        tail -n 5 "$OUT/qwen.log"
+        skip "no qwen2.5-coder-0.5b: it could not be fetched, see $OUT/qwen.log"
+    fi
+}
+
 # A Python with the openai client, for the one test that needs it.
 python_client() {
     local env="target/python-client"
@@ -163,6 +180,10 @@ step "Lints" cargo clippy --release --workspace --all-targets --quiet -- -D warn
 if step "Build" cargo build --release --workspace --quiet; then
     say "Model"
     model
+    if [[ "$long" == yes ]]; then
+        say "Model of the long tests"
+        qwen
+    fi
     say "Python client"
     python_client
     step "Tests" tests
