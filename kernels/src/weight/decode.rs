@@ -2,24 +2,27 @@
 //! llama.cpp; the order of operations on scales is that of its `dequantize_row_*`. Packing is the
 //! parent's business.
 
-use half::f16;
-
 use super::{BLOCK, WeightFormat};
 
 /// 32 values of a row.
 pub(super) struct Decoded {
-    /// As they are packed: unsigned with the offset of the format's `CodeForm`, or signed.
+    /// Unsigned, with the offset of the format's `CodeForm`.
     pub(super) codes: [u8; BLOCK],
-    /// Of the block's one part, or of both.
-    pub(super) scales: [f32; 2],
-    /// To be added; 0 for formats without.
-    pub(super) minimum: f32,
+    /// Half precision: the scale, or what `scales` count.
+    pub(super) unit: u16,
+    /// Half precision: the minimum, or what `minimum` counts; to be added.
+    pub(super) min_unit: u16,
+    /// Of two levels: the scale of the block's one part, or of both, in units.
+    pub(super) scales: [u8; 2],
+    /// Of two levels: the minimum in its units.
+    pub(super) minimum: u8,
 }
 
 impl Decoded {
     /// Whether every product with these values is a number.
     pub(super) fn is_finite(&self) -> bool {
-        self.scales.iter().all(|scale| scale.is_finite()) && self.minimum.is_finite()
+        const EXPONENT: u16 = 0x7c00;
+        self.unit & EXPONENT != EXPONENT && self.min_unit & EXPONENT != EXPONENT
     }
 }
 
@@ -28,34 +31,36 @@ impl Decoded {
 /// # Panics
 /// When `bytes` is shorter than a block of the format, or `sub` beyond it.
 pub(super) fn decode(format: WeightFormat, bytes: &[u8], sub: usize) -> Option<Decoded> {
-    let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
-    let single = |codes, minimum| Decoded { codes, scales: [half(0); 2], minimum };
+    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let single =
+        |codes, min_unit| Decoded { codes, unit: half(0), min_unit, scales: [0; 2], minimum: 0 };
     let decoded = match format {
-        WeightFormat::Q4_0 => single(nibbles(&bytes[2..]), 0.0),
+        WeightFormat::Q4_0 => single(nibbles(&bytes[2..]), 0),
         WeightFormat::Q4_1 => single(nibbles(&bytes[4..]), half(2)),
-        WeightFormat::Q5_0 => single(with_fifth_bits(&bytes[2..]), 0.0),
+        WeightFormat::Q5_0 => single(with_fifth_bits(&bytes[2..]), 0),
         WeightFormat::Q5_1 => single(with_fifth_bits(&bytes[4..]), half(2)),
         WeightFormat::Q8_0 => {
             let codes: [u8; BLOCK] = std::array::from_fn(|at| bytes[2 + at]);
             // Flipping the sign bit adds 128.
-            single(codes.map(|code| code ^ 0x80), 0.0)
+            single(codes.map(|code| code ^ 0x80), 0)
         }
         WeightFormat::Q4_K => {
-            let codes = k_nibbles(&bytes[16..144], sub);
-            two_level(&bytes[4..16], sub, half(0), half(2), codes)
+            two_level(&bytes[4..16], sub, single(k_nibbles(&bytes[16..144], sub), half(2)))
         }
         WeightFormat::Q5_K => {
             // One byte of the 32 holds a bit of the same place in every sub-block.
             let (fifth, low) = bytes[16..176].split_at(BLOCK);
             let low = k_nibbles(low, sub);
             let codes = std::array::from_fn(|at| low[at] | ((fifth[at] >> sub) & 1) << 4);
-            two_level(&bytes[4..16], sub, half(0), half(2), codes)
+            two_level(&bytes[4..16], sub, single(codes, half(2)))
         }
-        WeightFormat::Q6_K => {
-            let unit = half(208);
-            let scale = |at: usize| unit * f32::from(bytes[192 + 2 * sub + at].cast_signed());
-            Decoded { codes: q6_codes(bytes, sub), scales: [scale(0), scale(1)], minimum: 0.0 }
-        }
+        WeightFormat::Q6_K => Decoded {
+            codes: q6_codes(bytes, sub),
+            unit: half(208),
+            min_unit: 0,
+            scales: [bytes[192 + 2 * sub], bytes[193 + 2 * sub]],
+            minimum: 0,
+        },
         WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F32 => return None,
     };
     Some(decoded)
@@ -82,20 +87,16 @@ fn k_nibbles(from: &[u8], sub: usize) -> [u8; BLOCK] {
 }
 
 /// Scales and minima of 6 bits in 12 bytes: the first four of each whole in a byte, whose upper
-/// two bits belong to the last four.
-fn two_level(packed: &[u8], sub: usize, unit: f32, unit_min: f32, codes: [u8; BLOCK]) -> Decoded {
+/// two bits belong to the last four. The file's minimum is one to subtract.
+fn two_level(packed: &[u8], sub: usize, units: Decoded) -> Decoded {
+    const SIGN: u16 = 0x8000;
     let (scale, minimum) = if sub < 4 {
         (packed[sub] & 0x3f, packed[sub + 4] & 0x3f)
     } else {
         let low = packed[sub + 4];
         (low & 0x0f | packed[sub - 4] >> 6 << 4, low >> 4 | packed[sub] >> 6 << 4)
     };
-    // 11 and 6 bits: both products are exact. The file's minimum is one to subtract.
-    Decoded {
-        codes,
-        scales: [unit * f32::from(scale); 2],
-        minimum: -(unit_min * f32::from(minimum)),
-    }
+    Decoded { scales: [scale; 2], minimum, min_unit: units.min_unit ^ SIGN, ..units }
 }
 
 /// Half of the block, 128 values, has 64 bytes with nibbles and 32 with two upper bits each.
@@ -106,6 +107,6 @@ fn q6_codes(bytes: &[u8], sub: usize) -> [u8; BLOCK] {
     std::array::from_fn(|at| {
         let low = (low[at] >> (4 * (quarter / 2))) & 0x0f;
         let high = (high[at] >> (2 * quarter)) & 3;
-        (low | high << 4).wrapping_sub(32)
+        low | high << 4
     })
 }

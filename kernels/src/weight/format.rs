@@ -1,7 +1,8 @@
 //! The storage formats of the file, and how the codes of each are packed. Reading the bytes of a
 //! block is in `decode`; the arithmetic over packed codes is in `host::matmul`.
 
-use super::{BLOCK, BYTES_4, BYTES_8};
+use super::BLOCK;
+use crate::lanes::LANES;
 
 /// How the file stores a matrix (the names and layouts of ggml).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,62 +91,46 @@ impl WeightFormat {
     }
 }
 
+/// How scales and minima are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Levels {
+    /// Half precision, for each part of a block.
+    One,
+    /// Numbers of 8 bits, for each part of a block, in units of half precision that 256 inputs
+    /// share. The product of the two is exact in single precision.
+    Two,
+}
+
 /// How the codes of a format are packed, and what they stand for: code minus `offset`, times the
 /// scale of its part of the block, plus the block's minimum.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct CodeForm {
-    /// Bits of a packed code: 4 or 8.
+    /// Bits of a packed code: 4, 5, 6 or 8.
     pub(crate) bits: usize,
-    /// Whether the packed code is a signed number; only of 8 bits.
-    pub(crate) signed: bool,
     /// What was added to make codes unsigned.
     pub(crate) offset: i32,
-    /// Parts of a block with a scale each: 1, or 2 for codes without offset and minimum, because
-    /// the sums of activations are of whole blocks.
+    /// Parts of a block with a scale each: 1, or 2 for codes without minimum.
     pub(crate) parts: usize,
     /// Whether blocks have a minimum.
     pub(crate) minima: bool,
-    /// Whether scales and minima are in single precision: those of two levels are products that
-    /// half precision does not hold.
-    pub(crate) full: bool,
+    /// How scales and minima are stored.
+    pub(crate) levels: Levels,
 }
 
 impl CodeForm {
     pub(crate) const Q4_0: Self =
-        Self { bits: 4, signed: false, offset: 8, parts: 1, minima: false, full: false };
+        Self { bits: 4, offset: 8, parts: 1, minima: false, levels: Levels::One };
     pub(crate) const Q4_1: Self = Self { offset: 0, minima: true, ..Self::Q4_0 };
-    pub(crate) const Q5_0: Self = Self { bits: 8, offset: 16, ..Self::Q4_0 };
-    pub(crate) const Q5_1: Self = Self { bits: 8, ..Self::Q4_1 };
+    pub(crate) const Q5_0: Self = Self { bits: 5, offset: 16, ..Self::Q4_0 };
+    pub(crate) const Q5_1: Self = Self { bits: 5, ..Self::Q4_1 };
     pub(crate) const Q8_0: Self = Self { bits: 8, offset: 128, ..Self::Q4_0 };
-    pub(crate) const Q4_K: Self = Self { full: true, ..Self::Q4_1 };
-    pub(crate) const Q5_K: Self = Self { bits: 8, ..Self::Q4_K };
+    pub(crate) const Q4_K: Self = Self { levels: Levels::Two, ..Self::Q4_1 };
+    pub(crate) const Q5_K: Self = Self { bits: 5, ..Self::Q4_K };
     pub(crate) const Q6_K: Self =
-        Self { bits: 8, signed: true, offset: 0, parts: 2, minima: false, full: true };
-
-    /// Inputs that share a scale.
-    pub(crate) const fn part_inputs(self) -> usize {
-        BLOCK / self.parts
-    }
+        Self { bits: 6, offset: 32, parts: 2, minima: false, levels: Levels::Two };
 
     /// Bytes of the codes of one panel and block.
-    pub(crate) const fn block_bytes(self) -> usize {
-        match self.bits {
-            4 => BYTES_4,
-            _ => BYTES_8,
-        }
-    }
-
-    /// Bytes of the codes of one panel and part.
-    pub(crate) const fn part_bytes(self) -> usize {
-        self.block_bytes() / self.parts
-    }
-
-    /// The number that a packed code stands for, in units of its scale.
-    pub(crate) fn number(self, code: u8) -> f32 {
-        if self.signed {
-            f32::from(code.cast_signed())
-        } else {
-            (i32::from(code) - self.offset) as f32
-        }
+    pub(crate) const fn code_bytes(self) -> usize {
+        self.bits * BLOCK * LANES / 8
     }
 }
