@@ -1,6 +1,7 @@
 //! What a step is written against: memory, order and launches of one device. The host fills it
-//! with [`crate::HostDevice`]; a CUDA twin fits the same calls, which is why launches name a
-//! stream, copies name both sides, and results may be read only after `synchronise`.
+//! with [`crate::HostDevice`]. With a GPU in mind launches name a stream, copies name both sides,
+//! and results may be read only after `synchronise`; where the first CUDA kernels showed that this
+//! is not enough is written in docs/ARCHITECTURE.md.
 //!
 //! Activations are row-major `[rows][width]` from the start of a buffer; a buffer may be longer
 //! than the rows in use. Shapes that do not fit, positions and slots out of range are faults of

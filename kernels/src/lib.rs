@@ -26,6 +26,7 @@
 //! `f32::mul_add` is one instruction, and the compiler vectorises the lanes).
 #![expect(unsafe_code, reason = "SIMD, device memory and the tile pool live here")]
 
+pub mod cuda;
 mod device;
 mod host;
 mod isa;
