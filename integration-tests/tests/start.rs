@@ -233,3 +233,25 @@ async fn a_signal_drains_and_ends_well() {
         }
     }
 }
+
+#[tokio::test]
+async fn cuda_is_refused_with_what_works_today_and_what_is_missing() {
+    let words = ["model.device", "cuda runs no model yet", "use host"];
+    check(&ended("oasiskv", &["up", "--device", "cuda"]).await, USAGE, &words);
+    let decode = ["--set", "model.device=cuda", "--check-config"];
+    check(&ended("oasiskv-decode", &decode).await, USAGE, &words);
+    let unknown = ended("oasiskv", &["up", "--device", "abacus"]).await;
+    check(&unknown, USAGE, &["model.device", "abacus", "use host"]);
+    let doctor = ended("oasiskv", &["doctor", "--device", "cuda"]).await;
+    check(&doctor, FAILURE, &["BAD      cuda", "no model runs on a GPU yet"]);
+    let small = ["--shapes", "2x1x16", "--contexts", "20", "--sequences", "1", "--runs", "1"];
+    let bench = |device| [&["bench", "kernels", "--device", device], &small[..]].concat();
+    let host = ended("oasiskv", &bench("host")).await;
+    check(&host, 0, &["gather", "scatter", "attend", "GB/s"]);
+    let gpu = ended("oasiskv", &bench("cuda")).await;
+    if gpu.code == Some(0) {
+        check(&gpu, 0, &["same bits as the host"]);
+    } else {
+        check(&gpu, FAILURE, &["--device cuda", "host"]);
+    }
+}

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LoadError, LoadOptions, Model};
 
+/// The one device that can run a model today.
+const HOST: &str = "host";
+
 /// Which weights, and how the host device runs them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -23,6 +26,8 @@ pub struct ComputeConfig {
     pub hub_offline: bool,
     /// Positions to serve at most, should the model be made for more.
     pub context_max: u32,
+    /// What computes: host, the CPUs of this machine. CUDA has kernels but is no whole device yet.
+    pub device: String,
     /// Compute threads; 0 is one for each processor that this process may use.
     pub threads: usize,
     /// Instruction set: auto, portable, avx2 or avx512. The bits are the same with each.
@@ -38,6 +43,7 @@ impl Default for ComputeConfig {
             cache: PathBuf::new(),
             hub_offline: false,
             context_max: 131_072,
+            device: HOST.to_owned(),
             threads: 0,
             isa: "auto".to_owned(),
             huge_pages: true,
@@ -110,6 +116,10 @@ impl ComputeConfig {
             let problem = "must be at least 2".to_owned();
             return Err(InvalidCompute { field: "model.context_max", problem });
         }
+        if self.device != HOST {
+            let problem = not_a_device(&self.device);
+            return Err(InvalidCompute { field: "model.device", problem });
+        }
         if self.threads > kernels::THREADS_MAX {
             let problem =
                 format!("must be at most {}; 0 is one per processor", kernels::THREADS_MAX);
@@ -135,6 +145,21 @@ impl ComputeConfig {
             huge_pages,
         })
     }
+}
+
+/// Why a device other than the host cannot be had.
+fn not_a_device(name: &str) -> String {
+    if name != "cuda" {
+        return format!("unknown device {name:?}; use host");
+    }
+    let besides = match kernels::cuda::device_count() {
+        Ok(_) => "",
+        Err(_) => ", and this host has no CUDA driver",
+    };
+    format!(
+        "cuda runs no model yet, there are kernels for attention and for moves of slices only \
+         (oasiskv bench kernels --device cuda){besides}; use host"
+    )
 }
 
 /// Opens the host device and loads the model onto it. Blocks, for a fetch that may take minutes.

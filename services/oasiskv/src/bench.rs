@@ -1,6 +1,7 @@
 //! `oasiskv bench`: figures of this machine, by the very loops that serve.
 
 mod engine;
+mod kernels;
 
 use std::process::ExitCode;
 
@@ -16,10 +17,20 @@ pub(crate) struct BenchArgs {
 enum BenchCommand {
     /// Tokens per second of prefill and decode, without network and gateway.
     Engine(engine::EngineArgs),
+    /// Moves of slices and attention alone, on the host or on a GPU.
+    Kernels(kernels::KernelsArgs),
 }
 
 pub(crate) fn main(args: &BenchArgs) -> ExitCode {
     match &args.command {
         BenchCommand::Engine(args) => engine::main(args),
+        BenchCommand::Kernels(args) => kernels::main(args),
+    }
+}
+
+fn at_least_one(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("use a whole number from 1 on".to_owned()),
+        Ok(number) => Ok(number),
     }
 }

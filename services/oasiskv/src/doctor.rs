@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context;
 use daemon::ByteSize;
 use serde::Serialize;
 
@@ -48,11 +49,13 @@ pub(crate) struct Wanted {
     pub(crate) cache: PathBuf,
     /// Whether the default model is there already.
     pub(crate) model_cached: bool,
+    /// Whether the configuration asks for a CUDA device.
+    pub(crate) cuda: bool,
 }
 
 /// All findings, in the order in which a start would meet them.
 pub(crate) fn examine(wanted: &Wanted) -> Vec<Finding> {
-    vec![
+    let mut findings = vec![
         instructions(),
         memory(wanted.memory),
         huge_pages(Path::new("/sys/kernel/mm")),
@@ -61,9 +64,10 @@ pub(crate) fn examine(wanted: &Wanted) -> Vec<Finding> {
         model_source(wanted),
         disk(&wanted.cache, wanted.model_cached),
         library("libucp", "libucp.so.0", "the UCX bulk transport (RDMA); TCP is used without it"),
-        library("libcuda", "libcuda.so.1", "a CUDA device; the host device is used without it"),
         etcd(),
-    ]
+    ];
+    findings.extend(cuda(wanted.cuda));
+    findings
 }
 
 /// Writes the findings as a table, or as JSON.
@@ -230,6 +234,36 @@ fn library(check: &'static str, file: &str, what_for: &str) -> Finding {
             format!("for {what_for}; this version does not use it yet"),
         ),
     }
+}
+
+/// The driver, each GPU, and whether our kernels compile and load there. Asked for in vain it is
+/// bad, because no model runs on a GPU yet.
+fn cuda(asked: bool) -> Vec<Finding> {
+    const NO_DEVICE: &str = "no model runs on a GPU yet, only oasiskv bench kernels --device cuda; \
+                             the host device serves";
+    let state = if asked { State::Bad } else { State::Missing };
+    let count = match kernels::cuda::device_count() {
+        Ok(0) => return vec![lacking("cuda", state, "a driver without a GPU", NO_DEVICE)],
+        Ok(count) => count,
+        Err(error) => return vec![lacking("cuda", state, error.to_string(), NO_DEVICE)],
+    };
+    let finding = |ordinal| match gpu(ordinal) {
+        Ok(found) if asked => lacking("cuda", State::Bad, found, NO_DEVICE),
+        Ok(found) => ok("cuda", format!("{found}; {NO_DEVICE}")),
+        Err(error) => lacking("cuda", state, format!("GPU {ordinal}: {error:#}"), NO_DEVICE),
+    };
+    (0..count).map(finding).collect()
+}
+
+fn gpu(ordinal: usize) -> anyhow::Result<String> {
+    let gpu = kernels::cuda::Gpu::open(ordinal)?;
+    let what = gpu.describe()?;
+    let compiler = kernels::cuda::Compiler::open(None).context(what.clone())?;
+    let (major, minor) = compiler.version();
+    let what = format!("{what}, NVRTC {major}.{minor}");
+    // Any width will do to see whether they compile and load.
+    kernels::cuda::GpuKernels::load(&gpu, &compiler, 64).context(what.clone())?;
+    Ok(format!("{what}, kernels compile and load"))
 }
 
 fn etcd() -> Finding {

@@ -64,6 +64,9 @@ struct ServeArgs {
     /// The public address of the OpenAI API.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
+    /// What computes: host. (cuda is refused: it has kernels, but is no whole device yet.)
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
     /// Compute threads; 0 is one for each processor.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -120,8 +123,15 @@ struct ChatArgs {
         long,
         value_name = "URL",
         value_parser = Gateway::from_url,
-        conflicts_with_all =
-            ["model", "listen", "threads", "device_memory", "host_memory", "remote_memory"]
+        conflicts_with_all = [
+            "model",
+            "listen",
+            "device",
+            "threads",
+            "device_memory",
+            "host_memory",
+            "remote_memory",
+        ]
     )]
     url: Option<Gateway>,
     #[command(flatten)]
@@ -215,6 +225,7 @@ impl ServeArgs {
         let mut own = Overrides::default();
         own.set("--model", "model.name", self.model.clone());
         own.set("--listen", "listen", self.listen);
+        own.set("--device", "model.device", self.device.clone());
         own.set("--threads", "model.threads", self.threads);
         own.set("--device-memory", "memory.device", self.device_memory);
         own.set("--host-memory", "memory.prefill_host", self.host_memory);
@@ -281,6 +292,7 @@ fn examine(args: &DoctorArgs) -> ExitCode {
         listen: config.listen,
         model_cached: models::is_cached(&config.model.name, &fetch),
         cache: fetch.cache.dir().to_owned(),
+        cuda: config.model.device == "cuda",
     };
     let findings = doctor::examine(&wanted);
     if doctor::report(&findings, args.json, &mut std::io::stdout().lock()).is_err() {

@@ -22,6 +22,8 @@ use session::{Generation, Sampling};
 use tokio::time::Instant;
 use transfer::{HugePages, Slab};
 
+use super::at_least_one;
+
 /// Tokens decoded and timed in one run.
 const DECODE_TOKENS: u32 = 32;
 
@@ -48,13 +50,6 @@ pub(crate) struct EngineArgs {
     /// Print the rows as JSON.
     #[arg(long)]
     json: bool,
-}
-
-fn at_least_one(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("use a whole number from 1 on".to_owned()),
-        Ok(number) => Ok(number),
-    }
 }
 
 /// One figure.
