@@ -132,6 +132,22 @@ python_client() {
     echo "   $OPENAI_CLIENT in $env"
 }
 
+# NVRTC, for the one test that compiles the CUDA kernels (no GPU is needed for that).
+nvrtc() {
+    local folder python="${OASISKV_TEST_PYTHON:-python3}"
+    if [[ -n "${OASISKV_TEST_NVRTC:-}" ]]; then
+        echo "   OASISKV_TEST_NVRTC names $OASISKV_TEST_NVRTC"
+        return
+    fi
+    if folder="$(PYTHON="$python" bash kernels/cuda/fetch-nvrtc.sh target/nvrtc \
+        2>"$OUT/nvrtc.log")"; then
+        export OASISKV_TEST_NVRTC="$folder"
+        echo "   $folder"
+    else
+        echo "   it cannot be fetched, see $OUT/nvrtc.log; the test that needs it will say so"
+    fi
+}
+
 tests() {
     local ignored=()
     [[ "$long" == yes ]] && ignored=(--include-ignored)
@@ -186,6 +202,8 @@ if step "Build" cargo build --release --workspace --quiet; then
     fi
     say "Python client"
     python_client
+    say "CUDA compiler"
+    nvrtc
     step "Tests" tests
 fi
 count
