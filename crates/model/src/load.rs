@@ -91,7 +91,7 @@ pub enum LoadError {
         /// Which.
         name: String,
     },
-    /// A vector holds a value that would spoil every row.
+    /// A tensor of floats holds a value that would spoil every row.
     #[error("tensor {name} holds {value} at {at}, expected finite numbers; the file is corrupt")]
     NotFinite {
         /// Which.
@@ -232,14 +232,16 @@ impl<D: Device> Loader<'_, D> {
         let names = self.names;
         let (width, vocab) = (u64::from(spec.width), u64::from(spec.vocab));
         let tied = spec.tied_embeddings && self.output_is_embedding(width, vocab)?;
+        // The two largest come first: a tensor is on its pages and packed for a moment, and that
+        // moment should come while little else is there.
         let embedding = self.matrix(names.embedding, width, vocab)?;
-        let layers =
-            (0..spec.layers).map(|layer| self.layer(spec, layer)).collect::<Result<_, _>>()?;
-        let output_norm = self.vector(names.output_norm, width)?;
         let output = match tied {
             true => None,
             false => Some(self.matrix(names.output, width, vocab)?),
         };
+        let layers =
+            (0..spec.layers).map(|layer| self.layer(spec, layer)).collect::<Result<_, _>>()?;
+        let output_norm = self.vector(names.output_norm, width)?;
         let unused =
             self.checkpoint.tensors().iter().find(|tensor| {
                 !self.used.contains(&tensor.name) && !names.is_harmless(&tensor.name)
@@ -338,6 +340,7 @@ impl<D: Device> Loader<'_, D> {
             }
         };
         let bytes = self.checkpoint.tensor_bytes(name)?;
+        refuse_not_finite(name, stored, bytes)?;
         let size = |number: u64| usize::try_from(number).expect("the tensor is mapped");
         let matrix = Matrix { format, n: size(outputs), k: size(inputs), bytes };
         let weight = self
@@ -378,9 +381,7 @@ impl<D: Device> Loader<'_, D> {
                 });
             }
         };
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(LoadError::NotFinite { name: name.to_owned(), at, value: values[at] });
-        }
+        refuse_not_finite(name, found, bytes)?;
         self.tell(name);
         Ok(values)
     }
@@ -411,4 +412,42 @@ impl<D: Device> Loader<'_, D> {
         self.told.bytes += self.checkpoint.find_tensor(name).map_or(0, |tensor| tensor.bytes);
         (self.progress)(self.told);
     }
+}
+
+/// Infinite values and NaN in a tensor of floats; scales of quantised ones are checked when packed.
+fn refuse_not_finite(name: &str, stored: GgmlType, bytes: &[u8]) -> Result<(), LoadError> {
+    let f32_of = |value: [u8; 4]| f32::from_le_bytes(value);
+    let found = match stored {
+        GgmlType::F32 => not_finite(bytes, |value| f32_of(value).is_finite(), f32_of),
+        GgmlType::F16 => not_finite(
+            bytes,
+            |value| u16::from_le_bytes(value) & 0x7c00 != 0x7c00,
+            |value| f16::from_le_bytes(value).to_f32(),
+        ),
+        GgmlType::BF16 => not_finite(
+            bytes,
+            |value| u16::from_le_bytes(value) & 0x7f80 != 0x7f80,
+            |value| bf16::from_le_bytes(value).to_f32(),
+        ),
+        _quantised => None,
+    };
+    match found {
+        Some((at, value)) => Err(LoadError::NotFinite { name: name.to_owned(), at, value }),
+        None => Ok(()),
+    }
+}
+
+/// Index and value of the first that is not finite.
+fn not_finite<const N: usize>(
+    bytes: &[u8],
+    is_finite: impl Fn([u8; N]) -> bool,
+    read: impl Fn([u8; N]) -> f32,
+) -> Option<(usize, f32)> {
+    // In runs without an exit, which the compiler turns into vectors.
+    const RUN: usize = 1024;
+    let mut runs = bytes.as_chunks::<N>().0.chunks(RUN).enumerate();
+    let (run, values) =
+        runs.find(|(_, values)| !values.iter().fold(true, |all, value| all & is_finite(*value)))?;
+    let at = values.iter().position(|value| !is_finite(*value))?;
+    Some((run * RUN + at, read(values[at])))
 }

@@ -35,8 +35,8 @@ mod tests {
             now - before,
             peak - before
         );
-        // The embedding, the largest tensor, is on its page in the file and packed at once.
-        assert!(peak - before < file * 3 / 2 + (64 << 20), "{peak} {before} {file}");
+        // Beside the packed weights there is one tensor of a layer, on its pages in the file.
+        assert!(peak - now < file / 10 + (8 << 20), "{peak} {now} {file}");
         assert!(now - before < file * 13 / 10 + (32 << 20), "{now} {before} {file}");
         drop(model);
     }

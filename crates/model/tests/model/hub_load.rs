@@ -131,15 +131,24 @@ fn a_config_of_another_model_is_told_by_tensor_and_shape() {
 
 #[test]
 fn weights_that_are_no_numbers_are_refused_where_they_stand() {
-    let dir = changed("qwen3", |weights, _| {
-        let offset = weights.header["model.norm.weight"]["data_offsets"][0].as_u64().unwrap();
-        let at = usize::try_from(offset).unwrap() + 6;
-        weights.data[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
-    });
-    let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let error = Model::load(&checkpoint, &device(1, None), LoadOptions::default());
-    match error.map(|_| ()).unwrap_err() {
-        LoadError::NotFinite { name, at, .. } => assert_eq!((&*name, at), ("model.norm.weight", 3)),
-        other => panic!("{other}"),
+    for (model, name, at, size, bits) in [
+        ("qwen3", "model.norm.weight", 3, 2, 0x7fc0),
+        ("qwen3", "model.layers.1.mlp.up_proj.weight", 2049, 2, 0xff80),
+        ("llama3", "lm_head.weight", 8191, 2, 0x7c00),
+        ("linear", "model.embed_tokens.weight", 1024, 4, 0x7f80_0000u32),
+    ] {
+        let dir = changed(model, |weights, _| {
+            let offset = weights.header[name]["data_offsets"][0].as_u64().unwrap();
+            let start = usize::try_from(offset).unwrap() + at * size;
+            weights.data[start..start + size].copy_from_slice(&bits.to_le_bytes()[..size]);
+        });
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let loaded = Model::load(&checkpoint, &device(1, None), LoadOptions::default());
+        match loaded.map(|_| ()).unwrap_err() {
+            LoadError::NotFinite { name: found, at: place, .. } => {
+                assert_eq!((&*found, place), (name, at));
+            }
+            other => panic!("{other}"),
+        }
     }
 }
