@@ -6,6 +6,8 @@
 //! `models/<alias>/<file>`, `<file>.ok` (proof), `.lock`, `.staging/` (only while fetching);
 //! `verified/<hash of path>.ok` proves files that live elsewhere.
 
+pub(crate) mod hub;
+
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -89,38 +91,45 @@ impl ModelCache {
     ) -> Result<Locked, LockFailure> {
         let dir = self.model_dir(alias);
         create_dir(&dir).map_err(LockFailure::Io)?;
-        let path = dir.join(".lock");
-        let io =
-            |source| LockFailure::Io(CacheError { action: "lock", path: path.clone(), source });
-        let options = File::options().create(true).append(true).open(&path);
-        let file = options.map_err(io)?;
-        let mut waited = Duration::ZERO;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::Error(error)) => return Err(io(error)),
-                Err(TryLockError::WouldBlock) => {}
-            }
-            if progress.cancelled() {
-                return Err(LockFailure::Cancelled);
-            }
-            if waited >= wait_max {
-                return Err(LockFailure::Busy(path));
-            }
-            if waited.is_zero() {
-                progress.started("waiting for another process that fetches the model", None);
-            }
-            // Parking, not sleeping: this thread belongs to the fetch and nothing else runs on it.
-            std::thread::park_timeout(TICK);
-            waited += TICK;
-        }
-        if !waited.is_zero() {
-            progress.finished();
-        }
+        let file = lock_file(&dir.join(".lock"), wait_max, progress)?;
         let locked = Locked { dir, _lock: file };
         locked.clear_staging().map_err(LockFailure::Io)?;
         Ok(locked)
     }
+}
+
+/// Locks a file against other processes, which it creates where it is not there.
+pub(crate) fn lock_file(
+    path: &Path,
+    wait_max: Duration,
+    progress: &mut dyn Progress,
+) -> Result<File, LockFailure> {
+    let io = |source| LockFailure::Io(CacheError { action: "lock", path: path.to_owned(), source });
+    let file = File::options().create(true).append(true).open(path).map_err(io)?;
+    let mut waited = Duration::ZERO;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::Error(error)) => return Err(io(error)),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if progress.cancelled() {
+            return Err(LockFailure::Cancelled);
+        }
+        if waited >= wait_max {
+            return Err(LockFailure::Busy(path.to_owned()));
+        }
+        if waited.is_zero() {
+            progress.started("waiting for another process that fetches the model", None);
+        }
+        // Parking, not sleeping: this thread belongs to the fetch and nothing else runs on it.
+        std::thread::park_timeout(TICK);
+        waited += TICK;
+    }
+    if !waited.is_zero() {
+        progress.finished();
+    }
+    Ok(file)
 }
 
 /// The right to change one alias's directory; the lock ends when it is dropped.
@@ -265,7 +274,7 @@ pub(crate) fn proof_beside(file: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-fn create_dir(path: &Path) -> Result<(), CacheError> {
+pub(crate) fn create_dir(path: &Path) -> Result<(), CacheError> {
     std::fs::create_dir_all(path).map_err(|source| CacheError {
         action: "create the cache directory",
         path: path.to_owned(),
@@ -273,7 +282,7 @@ fn create_dir(path: &Path) -> Result<(), CacheError> {
     })
 }
 
-fn sync_dir(path: &Path) -> Result<(), CacheError> {
+pub(crate) fn sync_dir(path: &Path) -> Result<(), CacheError> {
     let synced = File::open(path).and_then(|dir| dir.sync_all());
     synced.map_err(|source| CacheError { action: "sync", path: path.to_owned(), source })
 }

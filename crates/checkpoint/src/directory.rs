@@ -22,9 +22,8 @@ use crate::mapped::Mapped;
 use crate::safetensors::{Header, SafetensorsError, TENSORS_MAX};
 
 pub use error::DirectoryError;
-use layout::{
-    CONFIG, GENERATION_CONFIG, Layout, TEMPLATE, TEMPLATE_JSON, TOKENIZER, TOKENIZER_CONFIG,
-};
+pub(crate) use layout::{CONFIG, INDEX, Layout, SINGLE, TEXTS, TOKENIZER, is_hub_blob};
+use layout::{GENERATION_CONFIG, TEMPLATE, TEMPLATE_JSON, TOKENIZER_CONFIG};
 
 /// An opened directory whose files were checked against each other.
 #[derive(Debug)]

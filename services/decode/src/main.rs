@@ -12,8 +12,9 @@ use decode::Config;
 struct Args {
     #[command(flatten)]
     common: CommonArgs,
-    /// An alias such as smollm2-135m, or the path of a .gguf file.
-    #[arg(long, value_name = "NAME|PATH")]
+    /// An alias such as smollm2-135m, a hub id (owner/name), or the path of a .gguf file or a
+    /// directory.
+    #[arg(long, value_name = "NAME|ID|PATH")]
     model: Option<String>,
     /// gRPC address of the coordinator.
     #[arg(long, value_name = "HOST:PORT")]

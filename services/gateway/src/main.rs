@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use checkpoint::{Bar, FetchConfig, ResolveError};
+use checkpoint::{Bar, FetchConfig};
 use clap::Parser;
 use daemon::{CommonArgs, ConfigError, Daemon, Overrides, Program};
 use gateway::{Config, Gateway, ServedModel};
@@ -19,7 +19,8 @@ struct Args {
     /// Listen here.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Serve this model: an alias, or the path of a .gguf file.
+    /// Serve this model: an alias, a hub id (owner/name), or the path of a .gguf file or of a
+    /// directory.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Ask this coordinator for plans.
@@ -51,11 +52,9 @@ async fn start(config: Config, daemon: Daemon) -> anyhow::Result<()> {
             &daemon::environment::variable,
         );
         let resolved = checkpoint::resolve(&model.name, &fetch, &mut Bar::default());
-        let resolved = resolved.map_err(|error| match error {
-            ResolveError::UnknownAlias { .. } | ResolveError::NotAFile { .. } => {
-                ConfigError::invalid("model.name", "names no model", error).into()
-            }
-            error => anyhow::Error::new(error).context("`model.name`"),
+        let resolved = resolved.map_err(|error| match error.names_no_model() {
+            true => ConfigError::invalid("model.name", "names no model", error).into(),
+            false => anyhow::Error::new(error).context("`model.name`"),
         })?;
         anyhow::Ok(ServedModel::open(&resolved)?)
     });

@@ -47,7 +47,7 @@ enum Command {
     Chat(ChatArgs),
     /// Say what this host has, and what is missing for what.
     Doctor(DoctorArgs),
-    /// List, fetch and verify models.
+    /// List, fetch, verify and remove models.
     Models(models::ModelsArgs),
     /// Measure.
     Bench(bench::BenchArgs),
@@ -58,8 +58,9 @@ enum Command {
 struct ServeArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// An alias such as smollm2-135m, or the path of a .gguf file.
-    #[arg(long, value_name = "NAME|PATH")]
+    /// An alias such as smollm2-135m, a hub id (owner/name), or the path of a .gguf file or a
+    /// directory.
+    #[arg(long, value_name = "NAME|ID|PATH")]
     model: Option<String>,
     /// The public address of the OpenAI API.
     #[arg(long, value_name = "ADDRESS")]
@@ -290,7 +291,7 @@ fn examine(args: &DoctorArgs) -> ExitCode {
     let wanted = doctor::Wanted {
         memory: ByteSize::bytes(config.memory.total().get().saturating_add(doctor::MODEL_BYTES)),
         listen: config.listen,
-        model_cached: models::is_cached(&config.model.name, &fetch),
+        model_cached: checkpoint::is_here(&config.model.name, &fetch),
         cache: fetch.cache.dir().to_owned(),
         cuda: config.model.device == "cuda",
     };

@@ -12,9 +12,9 @@ use super::DirectoryError;
 use crate::safetensors::WeightMap;
 
 /// The one file of weights of a checkpoint that is not split.
-const SINGLE: &str = "model.safetensors";
+pub(crate) const SINGLE: &str = "model.safetensors";
 /// The table of the files of one that is.
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The model's shape.
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
@@ -27,7 +27,7 @@ pub(crate) const TEMPLATE_JSON: &str = "chat_template.json";
 /// All files beside the weights that are read, each with a bound on its size. The largest in the
 /// field: tokenizers of 33 MB, indices of 9 MB, tokenizer configurations of 2 MB, the others tens
 /// of KB.
-const TEXTS: [(&str, u64); 7] = [
+pub(crate) const TEXTS: [(&str, u64); 7] = [
     (TEMPLATE, 4 << 20),
     (TEMPLATE_JSON, 4 << 20),
     (CONFIG, 4 << 20),
@@ -156,7 +156,7 @@ fn place(dir: &Path, real: &Path, name: &str) -> Result<Option<PathBuf>, Directo
 
 /// Whether a path is `models--<owner>--<name>/blobs/<etag>`, to which the links of the hub's
 /// snapshots lead, and those that its tools make for `--local-dir`.
-fn is_hub_blob(path: &Path) -> bool {
+pub(crate) fn is_hub_blob(path: &Path) -> bool {
     let mut parts = path.components().rev().map(|part| part.as_os_str().to_string_lossy());
     parts.next().is_some()
         && parts.next().is_some_and(|part| part == "blobs")

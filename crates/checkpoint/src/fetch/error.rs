@@ -9,18 +9,39 @@ use ids::ModelDigest;
 
 use super::{ALIASES, Source};
 use crate::cache::CacheError;
+use crate::directory::DirectoryError;
 
 /// Why [`super::resolve`] or [`super::verify`] gave no file.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// Neither an alias nor a path.
+    /// Neither an alias nor a path nor a model of the hub.
     #[error(
-        "unknown model {spec:?}: the known names are {}; the path of a .gguf file works too",
+        "unknown model {spec:?}: the known names are {}; the path of a .gguf file or of a \
+         directory works too, and a model of the hub as owner/name",
         known()
     )]
     UnknownAlias {
         /// What was given, cut to 80 characters.
         spec: String,
+    },
+    /// It has the form of a hub id, and is none.
+    #[error("{spec:?} is neither a path that exists nor a model of the hub: {problem}")]
+    BadName {
+        /// What was given, cut to 80 characters.
+        spec: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A directory is no checkpoint.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// A model of the hub could not be had.
+    #[error("cannot get model {name} from the hub")]
+    Hub {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: SourceError,
     },
     /// A file cannot be read.
     #[error("cannot read model file {}", path.display())]
@@ -101,7 +122,7 @@ pub struct Attempt {
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The hub was switched off.
-    #[error("offline mode is set (HF_HUB_OFFLINE)")]
+    #[error("offline mode is set (HF_HUB_OFFLINE, model.hub_offline)")]
     Offline,
     /// A setting cannot be used.
     #[error("setting {field} is unusable: {reason}")]
@@ -120,12 +141,70 @@ pub enum SourceError {
         reason: String,
     },
     /// The hub answered with an error.
-    #[error("{url} answered {status}{}", status_remedy(*status))]
+    #[error("{url} answered {status}{}", status_remedy(*status, *gated))]
     Status {
         /// What was asked for.
         url: String,
         /// HTTP status.
         status: u16,
+        /// Whether the hub says that its owner must let the user in.
+        gated: bool,
+    },
+    /// What the hub says about a repository is not usable.
+    #[error("the hub's list of the repository is not usable: {reason}")]
+    Listing {
+        /// Why.
+        reason: String,
+    },
+    /// The repository has other files.
+    #[error("the repository has no {wanted}; {}", it_has(found))]
+    NoSuchFile {
+        /// A file or a quantisation.
+        wanted: String,
+        /// Its .gguf files.
+        found: Vec<String>,
+    },
+    /// Several files, none of which is the usual one.
+    #[error("several files fit: name one, as owner/name/FILE; {}", it_has(found))]
+    Ambiguous {
+        /// Those that fit.
+        found: Vec<String>,
+    },
+    /// A file in parts.
+    #[error(
+        "{file} is a part of a file, which is not read: join the parts with llama-gguf-split \
+         --merge and give the path, or name a quantisation that is in one file"
+    )]
+    Split {
+        /// The first part.
+        file: String,
+    },
+    /// Not a language model in a form that is read.
+    #[error(
+        "the repository has neither safetensors with a config.json nor a .gguf file{}",
+        only_pickle(pickle)
+    )]
+    NotServable {
+        /// Weights as a pickle, if it has some.
+        pickle: Option<String>,
+    },
+    /// A large file whose end nobody tells.
+    #[error("the hub does not say how large {file} is: fetch it with another tool")]
+    UnknownSize {
+        /// Which.
+        file: String,
+    },
+    /// Nothing was fetched yet.
+    #[error("it is not in {}: fetch it first", dir.display())]
+    NotCached {
+        /// The hub's cache.
+        dir: PathBuf,
+    },
+    /// Another process fetches the same file and does not end.
+    #[error("another process has held {} for too long: wait for it or end it", path.display())]
+    Busy {
+        /// The lock file.
+        path: PathBuf,
     },
     /// The connection or the archive broke off.
     #[error("the download broke off: {source}")]
@@ -206,9 +285,54 @@ fn known() -> String {
     names.join(", ")
 }
 
-fn status_remedy(status: u16) -> &'static str {
+impl ResolveError {
+    /// Whether the name itself is wrong, so that no retry and no other source can help.
+    #[must_use]
+    pub fn names_no_model(&self) -> bool {
+        use DirectoryError::{Missing, NoWeights};
+        matches!(
+            self,
+            Self::UnknownAlias { .. }
+                | Self::BadName { .. }
+                | Self::NotAFile { .. }
+                | Self::Directory(Missing { .. } | NoWeights { .. })
+        )
+    }
+}
+
+impl SourceError {
+    /// Whether the hub was not there, as against having said no.
+    pub(super) fn is_absence(&self) -> bool {
+        matches!(
+            self,
+            Self::Offline | Self::Unreachable { .. } | Self::Status { status: 500.., .. }
+        )
+    }
+}
+
+fn it_has(found: &[String]) -> String {
+    match found {
+        [] => "it has no .gguf file at all".to_owned(),
+        found => format!("it has {}", found.join(", ")),
+    }
+}
+
+fn only_pickle(pickle: &Option<String>) -> String {
+    match pickle {
+        None => String::new(),
+        Some(file) => format!(
+            ": {file} is a pickle, which can run code when it is read; convert it with \
+             save_pretrained(.., safe_serialization=True)"
+        ),
+    }
+}
+
+fn status_remedy(status: u16, gated: bool) -> &'static str {
     match status {
-        401 | 403 => ": set HF_TOKEN to a token that may read it",
+        _ if gated => ": accept its terms on its page, and set HF_TOKEN to a token of that account",
+        401 => ": there is no such model, or set HF_TOKEN to a token that may read it",
+        403 => ": set HF_TOKEN to a token that may read it",
+        404 => ": check owner, name, revision and file",
         429 => ": too many requests, try again later",
         _ => "",
     }

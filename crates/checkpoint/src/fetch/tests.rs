@@ -2,6 +2,7 @@
 //!
 //! The real sources are tried by tests/default_model.rs, which needs a network.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use super::alias::Package;
+use super::pinned::{receive, resolve_alias};
 use super::*;
 use crate::progress::Silent;
 
@@ -213,7 +215,7 @@ fn no_source_lists_each_failure_and_the_remedies() {
     let setup = Setup::new("", &no_python());
     let error = setup.resolve(&alias(&[HUB, PACKAGE])).unwrap_err().to_string();
     for part in [
-        "hub o/n: offline mode is set (HF_HUB_OFFLINE)",
+        "hub o/n: offline mode is set (HF_HUB_OFFLINE, model.hub_offline)",
         "python package pkg 1.0: /nonexistent/python3 was not found",
         "--model PATH.gguf",
         "HTTPS_PROXY",
@@ -332,7 +334,10 @@ fn names_are_aliases_or_paths() {
     assert!(unknown.contains("the known names are smollm2-135m"), "{unknown}");
     assert!(refused("nowhere/m.gguf").contains("cannot read model file nowhere/m.gguf"));
     let dir = setup.dir.path().to_str().unwrap();
-    assert!(refused(dir).contains("is not a regular file"));
+    assert!(refused(dir).contains("has no config.json"));
+    assert!(refused("/dev/null").contains("is not a regular file"));
+    assert!(refused("o/n").contains("cannot get model o/n from the hub"));
+    assert!(refused("o/n@..").contains("is neither a path that exists nor a model of the hub"));
     let path = setup.dir.path().join("Local.gguf");
     std::fs::write(&path, CONTENT).unwrap();
     let spec = path.to_str().unwrap();

@@ -22,6 +22,17 @@ pub enum GgufError {
         /// What was given.
         path: PathBuf,
     },
+    /// One part of a checkpoint in several files.
+    #[error(
+        "{} is one of {parts} parts, which are not read: join them with llama-gguf-split --merge",
+        path.display()
+    )]
+    Split {
+        /// The file.
+        path: PathBuf,
+        /// How many there are.
+        parts: u32,
+    },
     /// Reading failed in the middle.
     #[error("cannot read {what} at byte {at}")]
     Read {

@@ -112,6 +112,22 @@ fn a_file_that_shrinks_after_opening_is_an_error_not_a_crash() {
 }
 
 #[test]
+fn a_part_of_a_file_is_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m-00001-of-00002.gguf");
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3u32.to_le_bytes());
+    bytes.extend(0u64.to_le_bytes());
+    bytes.extend(1u64.to_le_bytes());
+    key(&mut bytes, "split.count", 2);
+    bytes.extend(2u16.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let error = Gguf::open(&path).unwrap_err().to_string();
+    assert!(error.contains("one of 2 parts"), "{error}");
+    assert!(error.contains("llama-gguf-split --merge"), "{error}");
+}
+
+#[test]
 fn every_truncation_is_refused_and_says_where() {
     let bytes = file(GOOD, 76);
     for len in 0..bytes.len() {

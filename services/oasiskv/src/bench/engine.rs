@@ -29,7 +29,8 @@ const DECODE_TOKENS: u32 = 32;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct EngineArgs {
-    /// An alias such as smollm2-135m, or the path of a .gguf file.
+    /// An alias such as smollm2-135m, a hub id (owner/name), or the path of a .gguf file or a
+    /// directory.
     #[arg(long, default_value = checkpoint::DEFAULT_ALIAS)]
     model: String,
     /// Compute threads; 0 is one for each processor.
