@@ -122,7 +122,7 @@ pub struct Attempt {
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The hub was switched off.
-    #[error("offline mode is set (HF_HUB_OFFLINE, model.hub_offline)")]
+    #[error("offline mode is set (HF_HUB_OFFLINE, model.hub_offline): unset it to fetch")]
     Offline,
     /// A setting cannot be used.
     #[error("setting {field} is unusable: {reason}")]
