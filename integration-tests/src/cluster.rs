@@ -162,6 +162,14 @@ impl Cluster {
         names.filter(move |role| role.starts_with(prefix))
     }
 
+    /// The process of all roles. Only where they share one.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn process(&self) -> anyhow::Result<u32> {
+        self.together.as_ref().context("one process for all roles")?.id()
+    }
+
     /// Kills the process of a role the hard way. Only where each role has its own.
     ///
     /// # Errors

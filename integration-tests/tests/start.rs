@@ -121,6 +121,12 @@ async fn pools_that_do_not_fit_the_host_or_hold_nothing_are_refused_p4() {
         let tiny = ended(&format!("oasiskv-{role}"), &[&model, "--set=device.bytes=1KiB"]).await;
         check(&tiny, USAGE, &["`device.bytes`", "block"]);
     }
+    // The all-in-one program has one key for each size of each role.
+    for key in ["device", "decode_host", "prefill_device", "prefill_host", "remote"] {
+        let arguments = ["up", "--listen=127.0.0.1:0", &model, &format!("--set=memory.{key}=1KiB")];
+        let tiny = ended("oasiskv", &arguments).await;
+        check(&tiny, USAGE, &[&format!("`memory.{key}`")]);
+    }
     let nothing = ended("oasiskv", &["up", &model, "--set=memory.nodes=0"]).await;
     check(&nothing, USAGE, &["`memory.nodes`"]);
 }

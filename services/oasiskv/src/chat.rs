@@ -30,6 +30,9 @@ const FILE_BYTES_MAX: u64 = 2 << 20;
 /// Where neither a flag nor a file sets another: a chat that repeats itself is of little use.
 const TEMPERATURE: f64 = 0.7;
 
+/// Where a dialogue's questions go.
+const PATH: &str = "/v1/chat/completions";
+
 /// What begins and ends a text of several lines.
 const FENCE: &str = "\"\"\"";
 
@@ -294,7 +297,7 @@ impl Chat {
             out.flush()
         };
         let ended = tokio::select! {
-            ended = answer.follow(&self.gateway, "/v1/chat/completions", &body, show) => Some(ended),
+            ended = answer.follow(&self.gateway, PATH, &body, show) => Some(ended),
             // Dropping the answer closes its connection, which frees it on every node (P6).
             () = interrupt.caught() => None,
         };

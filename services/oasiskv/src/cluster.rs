@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use daemon::{AdminConfig, ByteSize, Daemon};
+use daemon::{AdminConfig, ByteSize, ConfigError, Daemon};
 use gateway::{Gateway, ServedModel};
 use kernels::HostDevice;
 use model::Opened;
@@ -111,7 +111,9 @@ fn memory_node(
     node.slab.size = config.memory.remote;
     node.slab.slice = ByteSize::bytes(opened.model.spec().slice_bytes() as u64);
     node.slab.huge_pages = config.model.huge_pages;
-    let running = memory_node::start(node, &daemon.role(&name)).context(name.clone())?;
+    let running = memory_node::start(node, &daemon.role(&name))
+        .map_err(|error| in_own_words(error, &[("slab.size", "memory.remote")]))
+        .context(name.clone())?;
     Ok(Line {
         role: name,
         address: running.record.control,
@@ -132,7 +134,10 @@ fn prefill(
     node.device.bytes = config.memory.prefill_device;
     node.host.bytes = config.memory.prefill_host;
     node.host.huge_pages = config.model.huge_pages;
-    let running = prefill::start(&node, opened, &daemon.role("prefill")).context("prefill")?;
+    let keys = [("device.bytes", "memory.prefill_device"), ("host.bytes", "memory.prefill_host")];
+    let running = prefill::start(&node, opened, &daemon.role("prefill"))
+        .map_err(|error| in_own_words(error, &keys))
+        .context("prefill")?;
     Ok(Line {
         role: "prefill".to_owned(),
         address: running.record.control,
@@ -156,13 +161,32 @@ fn decode(
     node.device.bytes = config.memory.device;
     node.host.bytes = config.memory.decode_host;
     node.host.huge_pages = config.model.huge_pages;
-    let running = decode::start(&node, opened, &daemon.role("decode")).context("decode")?;
+    let keys = [("device.bytes", "memory.device"), ("host.bytes", "memory.decode_host")];
+    let running = decode::start(&node, opened, &daemon.role("decode"))
+        .map_err(|error| in_own_words(error, &keys))
+        .context("decode")?;
     Ok(Line {
         role: "decode".to_owned(),
         address: running.record.control,
         admin: running.admin,
         memory: vec![("device", config.memory.device), ("decode host", config.memory.decode_host)],
     })
+}
+
+/// A role's complaint about its configuration names its own keys; here the same sizes have others.
+fn in_own_words(error: anyhow::Error, keys: &[(&str, &str)]) -> anyhow::Error {
+    let renamed =
+        |text: String| keys.iter().fold(text, |text, (theirs, ours)| text.replace(theirs, ours));
+    match error.downcast() {
+        Ok(ConfigError::Invalid { field, problem, remedy }) => ConfigError::Invalid {
+            field: renamed(field),
+            problem: renamed(problem),
+            remedy: renamed(remedy),
+        }
+        .into(),
+        Ok(other) => other.into(),
+        Err(other) => other,
+    }
 }
 
 /// Waits until every role is ready.

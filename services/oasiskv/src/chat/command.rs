@@ -36,7 +36,7 @@ pub(crate) enum Command {
 }
 
 /// The list that `/help` shows.
-pub(crate) const HELP: &str = r#"  /clear              begin a new dialogue; the system message stays
+pub(crate) const HELP: &str = r#"  /clear              a new dialogue; the system message stays
   /system [TEXT]      set the system message, or show it; "" removes it
   /retry              ask the last question again
   /set NAME VALUE     set temperature, top_p, top_k, min_p, seed or max_tokens;
