@@ -33,11 +33,12 @@ pub(crate) trait Lanes: Copy {
     /// `if self < other { self } else { other }`: a NaN in `other` survives.
     fn min(self, other: Self) -> Self;
     fn abs(self) -> Self;
-    /// To the nearest integer, ties to even.
-    fn round(self) -> Self;
-    /// `self * 2^exponent` for an integral `exponent`, by adding to the exponent field; the
-    /// caller knows that the result is a normal number or overflows to infinity.
-    fn shift_exponent(self, exponent: Self) -> Self;
+    /// The nearest integer, ties to even, as a value and, as bits, in the place of an exponent;
+    /// the caller knows that it fits i32. Of a NaN the value is any number and the bits are 0.
+    fn nearest(self) -> (Self, Self);
+    /// The sum of the bits, as integers: `self * 2^n` for the second value of `nearest`, where
+    /// the caller knows that the result is a normal number or overflows to infinity.
+    fn add_bits(self, bits: Self) -> Self;
     /// `+0` in the lanes where `key < limit`, `self` elsewhere.
     fn zero_where_below(self, key: Self, limit: Self) -> Self;
     /// Whether no lane is infinite or NaN.
@@ -45,15 +46,12 @@ pub(crate) trait Lanes: Copy {
     /// To i16, ties to even; the caller knows that the values fit.
     fn store_i16(self, to: &mut [i16; LANES]);
 
-    /// The lanes from `count` on replaced by minus infinity.
+    /// The first lane.
     #[inline(always)]
-    fn keep_first(self, count: usize) -> Self {
+    fn first(self) -> f32 {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
-        for lane in lanes.iter_mut().skip(count) {
-            *lane = f32::NEG_INFINITY;
-        }
-        Self::load(&lanes)
+        lanes[0]
     }
 
     /// Sum over the lanes by the tree i + (i + 8), i + (i + 4), i + (i + 2), i + (i + 1).
@@ -235,15 +233,15 @@ impl Lanes for PortableLanes {
     }
 
     #[inline(always)]
-    fn round(self) -> Self {
-        self.each(f32::round_ties_even)
+    fn nearest(self) -> (Self, Self) {
+        let whole = self.0.map(|value| value.round_ties_even() as i32);
+        let exponent = whole.map(|whole| f32::from_bits((whole << 23) as u32));
+        (Self(whole.map(|whole| whole as f32)), Self(exponent))
     }
 
     #[inline(always)]
-    fn shift_exponent(self, exponent: Self) -> Self {
-        self.zip(exponent, |value, exponent| {
-            f32::from_bits(value.to_bits().wrapping_add(((exponent as i32) << 23) as u32))
-        })
+    fn add_bits(self, bits: Self) -> Self {
+        self.zip(bits, |value, bits| f32::from_bits(value.to_bits().wrapping_add(bits.to_bits())))
     }
 
     #[inline(always)]

@@ -56,4 +56,4 @@ pub use slots::{SlotArena, SlotShape, slot_bytes};
 pub use weight::{Matrix, PackedWeight, WeightError, WeightFormat};
 
 /// The arithmetic of the host device. Nodes whose class is equal produce equal bits.
-pub const NUMERICS_CLASS: &str = "host-1";
+pub const NUMERICS_CLASS: &str = "host-2";

@@ -10,7 +10,6 @@ const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 /// 2^x is a normal number from here on; below, it is taken as zero.
 const EXP2_MIN: f32 = -126.0;
-const EXP2_MAX: f32 = 128.0;
 
 /// e^x for x below is taken as zero, above as e^88: far outside what a step can tell apart.
 const EXP_MIN: f32 = -87.0;
@@ -40,26 +39,26 @@ fn polynomial<V: Lanes, const N: usize>(x: V, coefficients: [f32; N]) -> V {
     value
 }
 
-/// 2^x, within 2 units in the last place; 0 below -126, infinity from 128 on, NaN stays.
+/// 2^x for x <= 0, within 2 units in the last place; 0 below -126, NaN stays.
 #[inline(always)]
 pub(crate) fn exp2<V: Lanes>(x: V) -> V {
-    let clamped = V::splat(EXP2_MIN).max(V::splat(EXP2_MAX).min(x));
-    let whole = clamped.round();
-    let fraction = clamped.sub(whole);
+    let bounded = V::splat(EXP2_MIN).max(x);
+    let (whole, exponent) = bounded.nearest();
+    let fraction = bounded.sub(whole);
     let power = polynomial(fraction, EXP2_COEFFICIENTS).fma(fraction, V::splat(1.0));
-    power.shift_exponent(whole).zero_where_below(x, V::splat(EXP2_MIN))
+    power.add_bits(exponent).zero_where_below(x, V::splat(EXP2_MIN))
 }
 
 /// e^x, within 2 units in the last place; 0 below -87, e^88 from 88 on, NaN stays.
 #[inline(always)]
 pub(crate) fn exp<V: Lanes>(x: V) -> V {
     let clamped = V::splat(EXP_MIN).max(V::splat(EXP_MAX).min(x));
-    let whole = clamped.mul(V::splat(LOG2_E)).round();
+    let (whole, exponent) = clamped.mul(V::splat(LOG2_E)).nearest();
     let high = whole.fma(V::splat(-LN_2_HIGH), clamped);
     let rest = whole.fma(V::splat(-LN_2_LOW), high);
     let square = rest.mul(rest);
     let power = polynomial(rest, EXP_COEFFICIENTS).fma(square, rest).add(V::splat(1.0));
-    power.shift_exponent(whole).zero_where_below(x, V::splat(EXP_MIN))
+    power.add_bits(exponent).zero_where_below(x, V::splat(EXP_MIN))
 }
 
 /// x / (1 + e^-x).

@@ -15,8 +15,6 @@ macro_rules! op {
     }};
 }
 
-const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-
 /// Lanes 0 to 7 and 8 to 15.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2Lanes(__m256, __m256);
@@ -39,11 +37,18 @@ fn widen_bf16(bits: __m128i) -> __m256 {
 }
 
 #[inline(always)]
-fn shift_exponent_8(value: __m256, exponent: __m256) -> __m256 {
-    let whole = op!(_mm256_cvttps_epi32(exponent));
-    let step = op!(_mm256_slli_epi32::<23>(whole));
-    let bits = op!(_mm256_castps_si256(value));
-    let sum = op!(_mm256_add_epi32(bits, step));
+fn nearest_8(value: __m256) -> (__m256, __m256) {
+    // A NaN becomes i32::MIN, whose shifted bits are zero.
+    let whole = op!(_mm256_cvtps_epi32(value));
+    let exponent = op!(_mm256_slli_epi32::<23>(whole));
+    (op!(_mm256_cvtepi32_ps(whole)), op!(_mm256_castsi256_ps(exponent)))
+}
+
+#[inline(always)]
+fn add_bits_8(value: __m256, bits: __m256) -> __m256 {
+    let value = op!(_mm256_castps_si256(value));
+    let bits = op!(_mm256_castps_si256(bits));
+    let sum = op!(_mm256_add_epi32(value, bits));
     op!(_mm256_castsi256_ps(sum))
 }
 
@@ -128,14 +133,28 @@ impl Lanes for Avx2Lanes {
     }
 
     #[inline(always)]
-    fn round(self) -> Self {
-        let low = op!(_mm256_round_ps::<NEAREST>(self.0));
-        Self(low, op!(_mm256_round_ps::<NEAREST>(self.1)))
+    fn nearest(self) -> (Self, Self) {
+        let (low, low_exponent) = nearest_8(self.0);
+        let (high, high_exponent) = nearest_8(self.1);
+        (Self(low, high), Self(low_exponent, high_exponent))
     }
 
     #[inline(always)]
-    fn shift_exponent(self, exponent: Self) -> Self {
-        Self(shift_exponent_8(self.0, exponent.0), shift_exponent_8(self.1, exponent.1))
+    fn add_bits(self, bits: Self) -> Self {
+        Self(add_bits_8(self.0, bits.0), add_bits_8(self.1, bits.1))
+    }
+
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        let eight = op!(_mm256_max_ps(self.0, self.1));
+        let high = op!(_mm256_extractf128_ps::<1>(eight));
+        let low = op!(_mm256_castps256_ps128(eight));
+        let four = op!(_mm_max_ps(low, high));
+        let upper = op!(_mm_movehl_ps(four, four));
+        let two = op!(_mm_max_ps(four, upper));
+        let second = op!(_mm_movehdup_ps(two));
+        let one = op!(_mm_max_ss(two, second));
+        op!(_mm_cvtss_f32(one))
     }
 
     #[inline(always)]
@@ -228,16 +247,18 @@ impl Lanes for Avx512Lanes {
     }
 
     #[inline(always)]
-    fn round(self) -> Self {
-        Self(op!(_mm512_roundscale_ps::<NEAREST>(self.0)))
+    fn nearest(self) -> (Self, Self) {
+        // A NaN becomes i32::MIN, whose shifted bits are zero.
+        let whole = op!(_mm512_cvtps_epi32(self.0));
+        let exponent = op!(_mm512_slli_epi32::<23>(whole));
+        (Self(op!(_mm512_cvtepi32_ps(whole))), Self(op!(_mm512_castsi512_ps(exponent))))
     }
 
     #[inline(always)]
-    fn shift_exponent(self, exponent: Self) -> Self {
-        let whole = op!(_mm512_cvttps_epi32(exponent.0));
-        let step = op!(_mm512_slli_epi32::<23>(whole));
-        let bits = op!(_mm512_castps_si512(self.0));
-        let sum = op!(_mm512_add_epi32(bits, step));
+    fn add_bits(self, bits: Self) -> Self {
+        let value = op!(_mm512_castps_si512(self.0));
+        let bits = op!(_mm512_castps_si512(bits.0));
+        let sum = op!(_mm512_add_epi32(value, bits));
         Self(op!(_mm512_castsi512_ps(sum)))
     }
 
@@ -258,13 +279,6 @@ impl Lanes for Avx512Lanes {
         let whole = op!(_mm512_cvtps_epi32(self.0));
         let packed = op!(_mm512_cvtsepi32_epi16(whole));
         op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), packed));
-    }
-
-    #[inline(always)]
-    fn keep_first(self, count: usize) -> Self {
-        let kept = ((1_u32 << count.min(LANES)) - 1) as u16;
-        let nothing = op!(_mm512_set1_ps(f32::NEG_INFINITY));
-        Self(op!(_mm512_mask_mov_ps(nothing, kept, self.0)))
     }
 
     #[inline(always)]

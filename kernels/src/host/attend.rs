@@ -2,13 +2,15 @@
 //! in ascending block index.
 //!
 //! A query is one (row, head). Its state is a maximum, 16 lane sums and an accumulator, and what
-//! happens to it depends on its blocks alone; tiles let queries share a block that is in the
-//! first-level cache. Every 64 block indices a new partial state begins, and partials are merged
-//! in ascending order, whether one thread walks a row or several do.
+//! happens to it depends on its blocks alone; tiles let queries share the blocks of a step that
+//! are in the first-level cache. Every 64 block indices a new partial state begins, and partials
+//! are merged in ascending order, whether one thread walks a row or several do.
 
-mod block;
+mod rows;
+mod state;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use std::{cell::RefCell, ops::Range};
 
@@ -17,14 +19,19 @@ use ids::BLOCK_TOKENS;
 use super::{HostDevice, pool::Shared};
 use crate::{
     device::{Attend, AttendSequence, HeadShape},
+    memory::Aligned,
     slots::{SlotArena, SlotsView},
 };
-use block::{Blocks, State};
+use state::State;
+use walk::{Blocks, Desk, Queries, STEP_TOKENS};
 
 /// Block indices of one partial state: 1,024 tokens.
 const SPLIT_BLOCKS: usize = 64;
-/// Queries of one tile: their states stay in the first-level cache beside a block.
-const TILE_QUERIES: usize = 24;
+/// Most queries of one tile: for so many a step's K and V are widened once. Their states are in
+/// the second-level cache.
+const TILE_QUERIES_MAX: usize = 96;
+/// Tiles are smaller, down to this, where there would be too few of them for all threads.
+const TILE_QUERIES_MIN: usize = 24;
 /// Tiles per thread below which long rows are spread over threads, split by split.
 const TILES_PER_THREAD: usize = 4;
 
@@ -32,7 +39,7 @@ const TILES_PER_THREAD: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     tiles: Vec<Tile>,
-    partials: Vec<f32>,
+    partials: Aligned,
 }
 
 /// Rows of one sequence with the query heads of one KV head, and where its partials go.
@@ -47,8 +54,31 @@ struct Tile {
 }
 
 thread_local! {
-    /// States and queries of the tile that this thread works on.
-    static STATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// What this thread needs for the tile that it works on.
+    static TABLE: RefCell<Table> = const { RefCell::new(Table::new()) };
+}
+
+/// Scratch memory of a thread; grows only.
+struct Table {
+    /// States of a whole tile: the total, and the split that is walked.
+    states: [Aligned; 2],
+    /// Scaled queries.
+    queries: Aligned,
+    weights: Aligned,
+    decays: Aligned,
+    wide: Aligned,
+}
+
+impl Table {
+    const fn new() -> Self {
+        Self {
+            states: [Aligned::new(), Aligned::new()],
+            queries: Aligned::new(),
+            weights: Aligned::new(),
+            decays: Aligned::new(),
+            wide: Aligned::new(),
+        }
+    }
 }
 
 /// A launch whose shapes fit.
@@ -92,18 +122,18 @@ pub(super) fn launch(
     let jobs = work.cut(&mut scratch.tiles);
     let tiles = &scratch.tiles;
     if tiles.len() >= TILES_PER_THREAD * device.pool.threads() || jobs == tiles.len() {
-        device.pool.run(tiles.len(), &|tile| work.whole(&tiles[tile]));
+        // From the last one: it has seen most tokens, and what takes longest should not end last.
+        let last = tiles.len().saturating_sub(1);
+        device.pool.run(tiles.len(), &|tile| work.whole(&tiles[last - tile]));
         return;
     }
-    let stride = TILE_QUERIES * State::len(shape.head_dim);
-    if scratch.partials.len() < jobs * stride {
-        scratch.partials.resize(jobs * stride, 0.0);
-    }
-    let partials = Shared::new(&mut scratch.partials);
+    let most = tiles.iter().map(|tile| work.queries(tile)).max().unwrap_or(0);
+    let stride = most * State::len(shape.head_dim);
+    let partials = Shared::new(scratch.partials.take(jobs * stride));
     device.pool.run(jobs, &|job| {
         let at = tiles.partition_point(|tile| tile.first_job <= job) - 1;
         let split = job - tiles[at].first_job;
-        // SAFETY: each job has its own part; the vector is borrowed by this launch.
+        // SAFETY: each job has its own part; the scratch is borrowed by this launch.
         let states = unsafe { partials.part(job * stride, stride) };
         work.partial(&tiles[at], split, states);
     });
@@ -125,8 +155,11 @@ impl Work<'_> {
     fn cut(&self, tiles: &mut Vec<Tile>) -> usize {
         tiles.clear();
         let mut jobs = 0;
-        let each = (TILE_QUERIES / self.group).max(1);
-        assert!(self.group <= TILE_QUERIES, "a KV head serves at most {TILE_QUERIES} heads");
+        let most = TILE_QUERIES_MAX;
+        assert!(self.group <= most, "a KV head serves at most {most} heads");
+        let queries = self.positions.len() * self.shape.heads;
+        let share = queries.div_ceil(TILES_PER_THREAD * self.device.pool.threads());
+        let each = (share.clamp(TILE_QUERIES_MIN, most) / self.group).max(1);
         for (sequence, rows) in self.sequences.iter().enumerate() {
             let AttendSequence { rows, tables } = rows;
             assert_eq!(tables.len(), self.shape.kv_heads, "one table per KV head");
@@ -147,40 +180,51 @@ impl Work<'_> {
 
     /// All splits of a tile, one after the other.
     fn whole(&self, tile: &Tile) {
-        let len = TILE_QUERIES * State::len(self.shape.head_dim);
-        STATES.with_borrow_mut(|scratch| {
-            if scratch.len() < 2 * len {
-                scratch.resize(2 * len, 0.0);
-            }
-            let (total, partial) = scratch.split_at_mut(len);
-            let partial = &mut partial[..len];
-            self.partial(tile, 0, total);
+        let len = self.queries(tile) * State::len(self.shape.head_dim);
+        TABLE.with_borrow_mut(|table| {
+            let [mut total, mut partial] = std::mem::take(&mut table.states);
+            self.split(tile, 0, total.take(len), table);
             for split in 1..tile.splits {
-                self.partial(tile, split, partial);
-                self.merge(tile, total, partial);
+                self.split(tile, split, partial.take(len), table);
+                self.merge(tile, total.take(len), partial.take(len));
             }
-            self.finish(tile, total);
+            self.finish(tile, total.take(len));
+            table.states = [total, partial];
         });
     }
 
-    /// The state of every query of a tile after one split's blocks.
+    /// One split of a tile.
     fn partial(&self, tile: &Tile, split: usize, states: &mut [f32]) {
-        let table = self.sequences[tile.sequence].tables[tile.kv_head];
+        let len = self.queries(tile) * State::len(self.shape.head_dim);
+        TABLE.with_borrow_mut(|table| self.split(tile, split, &mut states[..len], table));
+    }
+
+    /// The state of every query of a tile after one split's blocks.
+    fn split(&self, tile: &Tile, split: usize, states: &mut [f32], table: &mut Table) {
+        let slots = self.sequences[tile.sequence].tables[tile.kv_head];
         let first = split * SPLIT_BLOCKS;
         let last = self.positions[tile.rows.end - 1] as usize / BLOCK_TOKENS;
-        assert!(last < table.len(), "block {last} of a table of {} blocks", table.len());
-        let blocks = &table[first..(last + 1).min(first + SPLIT_BLOCKS)];
+        assert!(last < slots.len(), "block {last} of a table of {} blocks", slots.len());
+        let blocks = &slots[first..(last + 1).min(first + SPLIT_BLOCKS)];
         let head_dim = self.shape.head_dim;
-        let queries = self.queries(tile);
-        let states = &mut states[..queries * State::len(head_dim)];
-        for (at, state) in states.chunks_exact_mut(State::len(head_dim)).enumerate() {
-            State::begin(state, self.query(tile, at), self.scale);
+        let count = self.queries(tile);
+        let values = table.queries.take(count * head_dim);
+        for (at, scaled) in values.chunks_exact_mut(head_dim).enumerate() {
+            for (scaled, value) in scaled.iter_mut().zip(self.query(tile, at)) {
+                *scaled = value * self.scale;
+            }
         }
-        block::walk(
+        states.chunks_exact_mut(State::len(head_dim)).for_each(State::begin);
+        walk::walk(
             self.device.active,
-            Blocks { slots: self.slots, first, blocks, group: self.group },
-            &self.positions[tile.rows.clone()],
+            Blocks { slots: self.slots, first, blocks },
+            Queries { values, positions: &self.positions[tile.rows.clone()], group: self.group },
             states,
+            Desk {
+                weights: table.weights.take(count * STEP_TOKENS),
+                decays: table.decays.take(count),
+                wide: table.wide.take(STEP_TOKENS * head_dim),
+            },
         );
     }
 
@@ -188,7 +232,7 @@ impl Work<'_> {
         let len = State::len(self.shape.head_dim);
         let states = total.chunks_exact_mut(len).zip(partial.chunks_exact(len));
         for (total, partial) in states.take(self.queries(tile)) {
-            block::merge(self.device.active, total, partial);
+            state::merge(self.device.active, total, partial);
         }
     }
 
@@ -198,7 +242,7 @@ impl Work<'_> {
         for (at, state) in states.take(self.queries(tile)).enumerate() {
             // SAFETY: a query belongs to one tile; out is borrowed by the launch.
             let out = unsafe { self.out.part(self.offset(tile, at), head_dim) };
-            block::finish(self.device.active, state, out);
+            state::finish(self.device.active, state, out);
         }
     }
 

@@ -110,12 +110,12 @@ fn p1_the_bits_of_this_numerics_class_are_these_on_every_isa() {
         let digest = values.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, value| {
             (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3)
         });
-        assert_eq!((NUMERICS_CLASS, digest), ("host-1", GOLDEN), "{isa}: {digest:#018x}");
+        assert_eq!((NUMERICS_CLASS, digest), ("host-2", GOLDEN), "{isa}: {digest:#018x}");
     }
 }
 
-/// Of class host-1; a new value needs a new class.
-const GOLDEN: u64 = 0xf378_04da_3eba_47ac;
+/// Of class host-2; a new value needs a new class.
+const GOLDEN: u64 = 0x0182_5592_e112_a6bc;
 
 #[test]
 fn an_instruction_set_that_is_missing_is_refused_with_the_best_there_is() {
