@@ -7,6 +7,7 @@ mod bytelevel;
 mod chain;
 mod pretokenize;
 mod special;
+mod spm;
 mod stream;
 mod template;
 mod tokenizer;
@@ -16,5 +17,8 @@ pub use chain::{BlockChain, BlockHashes, BlockNamespace, HowComputed, KvDtype, K
 pub use stream::{ControlTokens, StreamDecoder};
 pub use template::{
     ChatTemplate, GenerationPrompt, Message, ParseTemplateError, RenderError, RenderLimits,
+    TemplateValue,
 };
-pub use tokenizer::{BuildError, EncodeError, SpecialTokens, Tokenizer, TokenizerArrays};
+pub use tokenizer::{
+    BuildError, EncodeError, HubError, HubFiles, SpecialTokens, Tokenizer, TokenizerArrays,
+};

@@ -24,8 +24,17 @@ const LLAMA_BPE: &str = concat!(
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// The names that are known.
-pub(crate) const NAMES: &str = "smollm, qwen2, llama-bpe";
+/// Tekken's words (Mistral Nemo), which know upper case from lower: its tokenizer.json.
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
+
+/// The names that are known. The aliases are those of llama.cpp, which has also "default" for files
+/// that do not say: their words are a guess, so they are not here.
+pub(crate) const NAMES: &str = "smollm, starcoder, refact, qwen2, deepseek-r1-qwen, \
+     megrez, llama-bpe, llama3, llama-v3, falcon3, smaug-bpe, dbrx, tekken, gpt-2, phi-2, olmo";
 
 /// What goes before the merges.
 pub(crate) struct Words {
@@ -33,6 +42,8 @@ pub(crate) struct Words {
     pub(crate) splitter: PreTokenizerWrapper,
     /// Whether a word that is a token is that token, whatever the merges say.
     pub(crate) ignore_merges: bool,
+    /// Whether prompts begin with the beginning-of-text token where the file does not say.
+    pub(crate) add_bos: bool,
 }
 
 fn split(pattern: &str) -> Result<PreTokenizerWrapper, BuildError> {
@@ -43,26 +54,31 @@ fn split(pattern: &str) -> Result<PreTokenizerWrapper, BuildError> {
 }
 
 impl Words {
+    fn plain(splitter: PreTokenizerWrapper) -> Self {
+        Self { normalizer: None, splitter, ignore_merges: false, add_bos: false }
+    }
+
     /// The words of a pre-tokenizer, by the name in `tokenizer.ggml.pre`.
     pub(crate) fn named(name: &str) -> Result<Self, BuildError> {
+        let gpt2 = ByteLevel::new(false, true, true);
         match name {
             // Single digits, then GPT-2's words: SmolLM2's tokenizer.json.
-            "smollm" => Ok(Self {
-                normalizer: None,
-                splitter: Sequence::new(vec![
-                    Digits::new(true).into(),
-                    ByteLevel::new(false, true, true).into(),
-                ])
-                .into(),
-                ignore_merges: false,
-            }),
-            "qwen2" => Ok(Self {
-                normalizer: Some(NFC.into()),
-                splitter: split(QWEN2)?,
-                ignore_merges: false,
-            }),
-            "llama-bpe" => {
-                Ok(Self { normalizer: None, splitter: split(LLAMA_BPE)?, ignore_merges: true })
+            "smollm" | "starcoder" | "refact" => {
+                let parts = vec![Digits::new(true).into(), gpt2.into()];
+                Ok(Self::plain(Sequence::new(parts).into()))
+            }
+            "gpt-2" | "phi-2" | "olmo" => Ok(Self::plain(gpt2.into())),
+            "qwen2" => Ok(Self { normalizer: Some(NFC.into()), ..Self::plain(split(QWEN2)?) }),
+            // The same words; that their text is composed first is not known of these.
+            "deepseek-r1-qwen" | "megrez" => Ok(Self::plain(split(QWEN2)?)),
+            "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
+                let plain = Self::plain(split(LLAMA_BPE)?);
+                Ok(Self { ignore_merges: true, add_bos: true, ..plain })
+            }
+            "smaug-bpe" | "dbrx" => Ok(Self::plain(split(LLAMA_BPE)?)),
+            "tekken" => {
+                let plain = Self::plain(split(TEKKEN)?);
+                Ok(Self { ignore_merges: true, add_bos: true, ..plain })
             }
             _ => Err(BuildError::UnknownPreTokenizer {
                 name: name.chars().take(80).collect(),

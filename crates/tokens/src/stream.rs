@@ -1,7 +1,8 @@
 //! Token ids to text, all at once or one by one, never cutting a character.
 //!
-//! Deliberately works on bytes: one token can hold a part of a character, so text can only be
-//! given out once a character is whole. Both ways give the same text.
+//! Deliberately works on bytes: one token can hold a part of a character (a byte-level token, or a
+//! byte token such as `<0xE2>`), so text can only be given out once a character is whole. Both ways
+//! give the same text.
 
 use std::str::from_utf8;
 use std::sync::Arc;
@@ -19,6 +20,15 @@ pub enum ControlTokens {
     Show,
 }
 
+/// What decoding does with a space at the very start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lead {
+    /// Gives it out.
+    Keep,
+    /// Drops one: SentencePiece puts it before every text.
+    DropSpace,
+}
+
 /// Turns the tokens of one stream into text as they come; linear in the length of the stream.
 ///
 /// The concatenation of all [`StreamDecoder::push`] and the one [`StreamDecoder::finish`] equals
@@ -27,13 +37,15 @@ pub enum ControlTokens {
 pub struct StreamDecoder {
     vocabulary: Arc<Vocabulary>,
     control: ControlTokens,
+    /// `Keep` once the first visible token has come.
+    lead: Lead,
     /// Bytes of a character that is not whole yet: at most three between calls.
     tail: Vec<u8>,
 }
 
 impl StreamDecoder {
-    pub(crate) fn new(vocabulary: Arc<Vocabulary>, control: ControlTokens) -> Self {
-        Self { vocabulary, control, tail: Vec::new() }
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>, control: ControlTokens, lead: Lead) -> Self {
+        Self { vocabulary, control, lead, tail: Vec::new() }
     }
 
     /// Takes the next token and gives the text that is whole now, which may be none.
@@ -41,12 +53,21 @@ impl StreamDecoder {
     /// Bytes that can never become UTF-8 and ids outside of the vocabulary show as U+FFFD, as
     /// one-shot decoding shows them.
     pub fn push(&mut self, token: TokenId) -> String {
-        match self.vocabulary.get(token) {
-            Some((_, TokenKind::Control)) if self.control == ControlTokens::Skip => {}
-            Some((bytes, _)) => self.tail.extend(bytes),
+        let bytes = match self.vocabulary.get(token) {
+            Some((_, TokenKind::Control)) if self.control == ControlTokens::Skip => {
+                return String::new();
+            }
+            Some((bytes, TokenKind::Normal)) => match self.lead {
+                Lead::DropSpace => bytes.strip_prefix(b" ").unwrap_or(bytes),
+                Lead::Keep => bytes,
+            },
+            // The text of a literal is its own: nothing was put before it.
+            Some((bytes, _)) => bytes,
             // A model may have more rows than tokens; a byte that is never valid marks it.
-            None => self.tail.push(0xff),
-        }
+            None => &[0xff],
+        };
+        self.lead = Lead::Keep;
+        self.tail.extend(bytes);
         self.take_whole()
     }
 

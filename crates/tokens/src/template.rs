@@ -2,22 +2,25 @@
 //!
 //! Deliberately sandboxed: the template comes with the checkpoint, so it gets fuel (which bounds
 //! time and memory), an output limit, no files, no environment and no clock. Configured as
-//! transformers configures Jinja2 (`trim_blocks`, `lstrip_blocks`, loop controls, Python's string
-//! methods, `raise_exception`, `strftime_now`, `tojson` without HTML escapes).
+//! transformers configures Jinja2 (`trim_blocks`, `lstrip_blocks`, loop controls, `generation`
+//! blocks, Python's methods, `raise_exception`, `strftime_now`, `tojson` without HTML escapes).
 
 mod calendar;
 mod json;
+mod methods;
+mod shape;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Enumerator, Object, Value};
-use minijinja::{Environment, Error, ErrorKind, context};
+use minijinja::{Environment, Error, ErrorKind};
 
 /// One turn of a dialogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +38,30 @@ pub enum GenerationPrompt {
     Add,
     /// The dialogue stands as it is.
     Omit,
+}
+
+/// A value that a request hands to the template, such as Qwen3's `enable_thinking`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TemplateValue {
+    /// True or false.
+    Bool(bool),
+    /// A whole number.
+    Integer(i64),
+    /// Another number.
+    Float(f64),
+    /// A text.
+    Text(String),
+}
+
+impl From<&TemplateValue> for Value {
+    fn from(value: &TemplateValue) -> Self {
+        match value {
+            TemplateValue::Bool(value) => Self::from(*value),
+            TemplateValue::Integer(value) => Self::from(*value),
+            TemplateValue::Float(value) => Self::from(*value),
+            TemplateValue::Text(value) => Self::from(value.as_str()),
+        }
+    }
 }
 
 /// Bounds of one rendering.
@@ -58,7 +85,7 @@ impl Default for RenderLimits {
 
 /// A template that cannot be used at all.
 #[derive(Debug, thiserror::Error)]
-#[error("tokenizer.chat_template line {line}: {reason}")]
+#[error("chat_template line {line}: {reason}")]
 pub struct ParseTemplateError {
     /// Where, from 1; 0 if unknown.
     line: usize,
@@ -123,12 +150,29 @@ struct Raised;
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
-    bos: String,
-    eos: String,
+    /// Texts of special tokens by their names in templates.
+    tokens: BTreeMap<String, String>,
     limits: RenderLimits,
 }
 
 const NAME: &str = "chat_template";
+
+/// Deepest calls of macros by macros, each of which takes some of the thread's stack.
+const RECURSION_MAX: usize = 100;
+
+/// What every template sees; no request can set it.
+const RESERVED: [&str; 10] = [
+    "messages",
+    "add_generation_prompt",
+    "tools",
+    "documents",
+    "strftime_now",
+    "raise_exception",
+    "namespace",
+    "range",
+    "dict",
+    "debug",
+];
 
 impl ChatTemplate {
     /// Compiles a template; `bos` and `eos` are the texts of those tokens, empty if there are none.
@@ -141,6 +185,8 @@ impl ChatTemplate {
         eos: &str,
         limits: RenderLimits,
     ) -> Result<Self, ParseTemplateError> {
+        let refused = shape::refused(source);
+        refused.map_or(Ok(()), |(line, reason)| Err(ParseTemplateError { line, reason }))?;
         let mut env = Environment::new();
         env.set_syntax(
             SyntaxConfig::builder()
@@ -150,17 +196,40 @@ impl ChatTemplate {
                 .expect("the delimiters are the default ones"),
         );
         env.set_fuel(Some(limits.fuel));
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_recursion_limit(RECURSION_MAX);
+        env.set_unknown_method_callback(methods::call);
         env.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text).with_source(Raised))
         });
         env.add_filter("tojson", json::tojson);
-        let added = env.add_template_owned(NAME, source.to_owned());
+        let added = env.add_template_owned(NAME, without_generation(source));
         added.map_err(|error| ParseTemplateError {
             line: error.line().unwrap_or(0),
             reason: describe(&error),
         })?;
-        Ok(Self { env, bos: bos.to_owned(), eos: eos.to_owned(), limits })
+        let tokens = [("bos_token", bos), ("eos_token", eos)];
+        let tokens = tokens.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+        Ok(Self { env, tokens, limits })
+    }
+
+    /// The template with the texts of more special tokens, by names such as `pad_token`.
+    #[must_use]
+    pub fn with_tokens<'a>(mut self, tokens: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let tokens = tokens.into_iter().map(|(name, text)| (name.to_owned(), text.to_owned()));
+        self.tokens.extend(tokens);
+        self
+    }
+
+    /// Whether the source spells a word, such as the name of a role.
+    #[must_use]
+    pub fn mentions(&self, word: &str) -> bool {
+        self.env.get_template(NAME).is_ok_and(|template| template.source().contains(word))
+    }
+
+    /// Whether a name is the engine's or the checkpoint's, so that no request may set it.
+    #[must_use]
+    pub fn is_reserved(&self, name: &str) -> bool {
+        RESERVED.contains(&name) || self.tokens.contains_key(name)
     }
 
     /// The text of a dialogue. `now_unix_s` is what the template sees as the time, in UTC.
@@ -173,6 +242,20 @@ impl ChatTemplate {
         generation: GenerationPrompt,
         now_unix_s: i64,
     ) -> Result<String, RenderError> {
+        self.render_with(messages, generation, now_unix_s, &BTreeMap::new())
+    }
+
+    /// As [`ChatTemplate::render`], with values of the request; reserved names are not overwritten.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_with(
+        &self,
+        messages: &[Message],
+        generation: GenerationPrompt,
+        now_unix_s: i64,
+        values: &BTreeMap<String, TemplateValue>,
+    ) -> Result<String, RenderError> {
         let looking_at = Arc::new(AtomicUsize::new(NONE));
         let wrapped: Vec<Value> = messages
             .iter()
@@ -180,18 +263,20 @@ impl ChatTemplate {
             .map(|(index, message)| Watched::wrap(index, message, &looking_at))
             .collect();
         let strftime = move |format: String| calendar::strftime(&format, now_unix_s);
-        let values = context! {
-            messages => wrapped,
-            add_generation_prompt => generation == GenerationPrompt::Add,
-            bos_token => self.bos.as_str(),
-            eos_token => self.eos.as_str(),
-            tools => Value::from(()),
-            documents => Value::from(()),
-            strftime_now => Value::from_function(strftime),
-        };
+        let mut context: BTreeMap<&str, Value> =
+            values.iter().map(|(name, value)| (name.as_str(), value.into())).collect();
+        context
+            .extend(self.tokens.iter().map(|(name, text)| (name.as_str(), text.as_str().into())));
+        context.extend([
+            ("messages", Value::from(wrapped)),
+            ("add_generation_prompt", Value::from(generation == GenerationPrompt::Add)),
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+            ("strftime_now", Value::from_function(strftime)),
+        ]);
         let mut out = Bounded { bytes: Vec::new(), max: self.limits.output_bytes_max, full: false };
         let template = self.env.get_template(NAME).expect("added when parsed");
-        let rendered = template.render_captured_to(values, &mut out).map(drop);
+        let rendered = template.render_captured_to(Value::from(context), &mut out).map(drop);
         let message = match looking_at.load(Ordering::Relaxed) {
             NONE => None,
             index => Some(index),
@@ -216,6 +301,27 @@ impl ChatTemplate {
         }
         RenderError::Template { message, reason: describe(error) }
     }
+}
+
+/// The source with `generation` blocks, which mark the assistant's text for training, as `with`
+/// blocks: they give out the same and scope variables the same way.
+fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let inner = tag.split_once("%}").map_or("", |(inner, _)| inner);
+        let word = inner.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+'));
+        let with = match word {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            _ => word,
+        };
+        out.push_str(&inner.replacen(word, with, 1));
+        rest = &tag[inner.len()..];
+    }
+    out + rest
 }
 
 fn describe(error: &Error) -> String {

@@ -4,34 +4,21 @@
 
 use ids::TokenId;
 
-use crate::bytelevel::byte_of;
-use crate::tokenizer::BuildError;
-
-/// ggml's token types (`LLAMA_TOKEN_TYPE_*` of llama.cpp).
+/// What a token is to decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenKind {
-    /// Written in the byte-level alphabet.
+    /// Ordinary text, written in the vocabulary's alphabet.
     Normal,
     /// Written as its literal text; structure, not content.
     Control,
     /// Written as its literal text; content that must not be split.
     UserDefined,
-}
-
-impl TokenKind {
-    pub(crate) fn from_number(number: i32) -> Option<Self> {
-        match number {
-            // Undefined, normal, unknown, unused and byte tokens are all plain vocabulary here.
-            0 | 1 | 2 | 5 | 6 => Some(Self::Normal),
-            3 => Some(Self::Control),
-            4 => Some(Self::UserDefined),
-            _ => None,
-        }
-    }
+    /// An id between others that no token has.
+    Absent,
 }
 
 /// Token id to bytes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Vocabulary {
     /// All tokens' bytes, one after another.
     bytes: Vec<u8>,
@@ -41,33 +28,24 @@ pub(crate) struct Vocabulary {
     kinds: Vec<TokenKind>,
 }
 
+/// The vocabulary's bytes pass 4 GiB.
+#[derive(Debug)]
+pub(crate) struct TooLarge;
+
 impl Vocabulary {
-    pub(crate) fn try_new(tokens: &[String], kinds: Vec<TokenKind>) -> Result<Self, BuildError> {
-        let mut bytes = Vec::new();
-        let mut ends = Vec::with_capacity(tokens.len());
-        for (index, (text, kind)) in tokens.iter().zip(&kinds).enumerate() {
-            match kind {
-                TokenKind::Control | TokenKind::UserDefined => bytes.extend(text.as_bytes()),
-                TokenKind::Normal => {
-                    for c in text.chars() {
-                        bytes.push(byte_of(c).ok_or_else(|| BuildError::NotByteLevel {
-                            index,
-                            text: text.clone(),
-                        })?);
-                    }
-                }
-            }
-            let end = u32::try_from(bytes.len());
-            ends.push(end.map_err(|_| BuildError::TooLarge)?);
-        }
-        Ok(Self { bytes, ends, kinds })
+    /// Gives the next id its bytes.
+    pub(crate) fn push(&mut self, text: &[u8], kind: TokenKind) -> Result<(), TooLarge> {
+        self.bytes.extend(text);
+        self.ends.push(u32::try_from(self.bytes.len()).map_err(|_| TooLarge)?);
+        self.kinds.push(kind);
+        Ok(())
     }
 
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Bytes and kind of a token; `None` for an id outside of the vocabulary.
+    /// Bytes and kind of a token; `None` for an id that no token has.
     pub(crate) fn get(&self, token: TokenId) -> Option<(&[u8], TokenKind)> {
         let index = usize::try_from(token.0).ok()?;
         let end = *self.ends.get(index)?;
@@ -76,6 +54,15 @@ impl Vocabulary {
             _ => self.ends[index - 1],
         };
         let bytes = &self.bytes[start as usize..end as usize];
-        Some((bytes, self.kinds[index]))
+        match self.kinds[index] {
+            TokenKind::Absent => None,
+            kind => Some((bytes, kind)),
+        }
+    }
+
+    /// All tokens of one kind, in the order of their ids.
+    pub(crate) fn of_kind(&self, wanted: TokenKind) -> impl Iterator<Item = (TokenId, &[u8])> {
+        let ids = (0u32..).zip(&self.kinds).filter(move |(_, kind)| **kind == wanted);
+        ids.filter_map(|(id, _)| self.get(TokenId(id)).map(|(bytes, _)| (TokenId(id), bytes)))
     }
 }

@@ -265,16 +265,27 @@ fn shape(gguf: &Gguf) -> Result<(u32, KvLayout), GgufError> {
 
 fn arrays(gguf: &Gguf) -> Result<TokenizerArrays, GgufError> {
     let metadata = gguf.metadata();
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let model = metadata.text(&key("model"))?.to_owned();
+    // Merges and scores are the two kinds' own; each is missing in the other.
+    let (merges, scores) = match model.as_str() {
+        "llama" => (Vec::new(), metadata.f32s(&key("scores"))?.to_vec()),
+        _ => (metadata.texts(&key("merges"))?.to_vec(), Vec::new()),
+    };
     Ok(TokenizerArrays {
-        model: metadata.text("tokenizer.ggml.model")?.to_owned(),
-        pre: metadata.text_opt("tokenizer.ggml.pre")?.unwrap_or_default().to_owned(),
-        tokens: metadata.texts("tokenizer.ggml.tokens")?.to_vec(),
-        merges: metadata.texts("tokenizer.ggml.merges")?.to_vec(),
-        token_types: metadata.i32s("tokenizer.ggml.token_type")?.to_vec(),
-        bos: metadata.u32_opt("tokenizer.ggml.bos_token_id")?,
-        eos: metadata.u32_opt("tokenizer.ggml.eos_token_id")?,
-        eot: metadata.u32_opt("tokenizer.ggml.eot_token_id")?,
-        add_bos: metadata.bool_opt("tokenizer.ggml.add_bos_token")?.unwrap_or(false),
+        model,
+        pre: metadata.text_opt(&key("pre"))?.unwrap_or_default().to_owned(),
+        tokens: metadata.texts(&key("tokens"))?.to_vec(),
+        merges,
+        scores,
+        token_types: metadata.i32s(&key("token_type"))?.to_vec(),
+        bos: metadata.u32_opt(&key("bos_token_id"))?,
+        eos: metadata.u32_opt(&key("eos_token_id"))?,
+        eot: metadata.u32_opt(&key("eot_token_id"))?,
+        unknown: metadata.u32_opt(&key("unknown_token_id"))?,
+        padding: metadata.u32_opt(&key("padding_token_id"))?,
+        add_bos: metadata.bool_opt(&key("add_bos_token"))?,
+        add_space_prefix: metadata.bool_opt(&key("add_space_prefix"))?,
     })
 }
 

@@ -215,6 +215,18 @@ impl Metadata {
         })?;
         required(key, read)
     }
+
+    /// A list of 32-bit floating-point numbers.
+    ///
+    /// # Errors
+    /// [`GgufError::KeyMissing`] or [`GgufError::KeyType`].
+    pub fn f32s(&self, key: &str) -> Result<&[f32], GgufError> {
+        let read = self.typed(key, "an array of f32", |value| match value {
+            Value::Array(Array::F32(v)) => Some(v.as_slice()),
+            _ => None,
+        })?;
+        required(key, read)
+    }
 }
 
 fn required<T>(key: &str, value: Option<T>) -> Result<T, GgufError> {

@@ -39,6 +39,13 @@ fn civil(days: i64) -> (i64, usize, i64) {
     (year, month, day)
 }
 
+/// The day, counted from 1970-01-01, on which a year begins.
+fn days_from_civil(year: i64) -> i64 {
+    let before = year - 1;
+    let leap = before.div_euclid(4) - before.div_euclid(100) + before.div_euclid(400);
+    before * 365 + leap - 719_162
+}
+
 /// Seconds of the years 0 to 9999, outside of which formats lose their width.
 const RANGE: std::ops::RangeInclusive<i64> = -62_167_219_200..=253_402_300_799;
 
@@ -54,14 +61,18 @@ pub(super) fn strftime(format: &str, unix_s: i64) -> Result<String, Error> {
     let month_name = MONTHS[month - 1];
     let weekday = usize::try_from((days + 4).rem_euclid(7)).expect("days are 0 to 6");
     let day_name = DAYS[weekday];
+    let day_of_year = days - days_from_civil(year) + 1;
+    let twelve = (hour + 11) % 12 + 1;
     let mut out = String::new();
-    let mut chars = format.chars();
+    let mut chars = format.chars().peekable();
     while let Some(c) = chars.next() {
         if c != '%' {
             out.push(c);
             continue;
         }
-        out += &match chars.next() {
+        // As in glibc, which Python uses: no zeros in front.
+        let bare = chars.next_if_eq(&'-').is_some();
+        let text = match chars.next() {
             Some('Y') => format!("{year:04}"),
             Some('y') => format!("{:02}", year % 100),
             Some('m') => format!("{month:02}"),
@@ -73,12 +84,19 @@ pub(super) fn strftime(format: &str, unix_s: i64) -> Result<String, Error> {
             Some('H') => format!("{hour:02}"),
             Some('M') => format!("{minute:02}"),
             Some('S') => format!("{second:02}"),
+            Some('I') => format!("{twelve:02}"),
+            Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
+            Some('j') => format!("{day_of_year:03}"),
             Some('F') => format!("{year:04}-{month:02}-{day:02}"),
             Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
             Some('%') => "%".to_owned(),
             Some(other) => return Err(refused(format!("strftime_now does not know %{other}"))),
             None => return Err(refused("strftime_now has a lone %".to_owned())),
         };
+        match bare {
+            true => out += text.strip_prefix('0').filter(|rest| !rest.is_empty()).unwrap_or(&text),
+            false => out += &text,
+        }
     }
     Ok(out)
 }
@@ -90,6 +108,7 @@ mod tests {
     #[test]
     fn known_instants_format_as_python_does() {
         let all = "%Y %y %m %d %B %b %A %a %H:%M:%S %F %T %%";
+        let more = "%j %I %p %-d %-m %-H";
         // From Python: datetime.fromtimestamp(t, timezone.utc).strftime(all).
         let cases = [
             (0, "1970 70 01 01 January Jan Thursday Thu 00:00:00 1970-01-01 00:00:00 %"),
@@ -99,6 +118,15 @@ mod tests {
         ];
         for (time, expected) in cases {
             assert_eq!(strftime(all, time).unwrap(), expected);
+        }
+        let cases = [
+            (0, "001 12 AM 1 1 0"),
+            (951_782_399, "059 11 PM 28 2 23"),
+            (951_782_400, "060 12 AM 29 2 0"),
+            (1_796_054_461, "334 04 PM 30 11 16"),
+        ];
+        for (time, expected) in cases {
+            assert_eq!(strftime(more, time).unwrap(), expected);
         }
     }
 

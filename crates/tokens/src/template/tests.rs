@@ -75,7 +75,7 @@ fn a_failing_template_is_told_apart_from_a_refusal() {
     assert!(matches!(&error, RenderError::Template { message: Some(0), .. }), "{error}");
     let bad = ChatTemplate::parse("a\n{% if %}", "", "", RenderLimits::default());
     let text = bad.unwrap_err().to_string();
-    assert!(text.starts_with("tokenizer.chat_template line 2: "), "{text}");
+    assert!(text.starts_with("chat_template line 2: "), "{text}");
 }
 
 /// P4: a template cannot take unbounded time or memory, whatever the dialogue.
