@@ -150,7 +150,7 @@ impl Parts {
             return Ok(None);
         };
         let _running = Gauge::up(&self.metrics.running);
-        let mut text = self.model.decoder();
+        let mut text = self.model.decoder(&job.encoded);
         let mut assembler = Assembler::new(job.stops.clone(), job.encoded.len());
         let mut item = first;
         loop {

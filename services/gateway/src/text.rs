@@ -1,33 +1,36 @@
 //! The served model as the gateway needs it: names, limits, tokenizer, chat template, and the
 //! identity of its KV. What it deliberately does not do: touch weights.
 
-use std::fmt::Display;
+mod source;
+
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
-use checkpoint::{Gguf, GgufError, Resolved};
+use checkpoint::{Checkpoint, CheckpointError, Resolved};
 use ids::{BLOCK_TOKENS, ModelDigest, TokenId};
 use tokens::{
     BlockHashes, BlockNamespace, ChatTemplate, ControlTokens, GenerationPrompt, HowComputed,
-    KvDtype, KvLayout, RenderError, RenderLimits, SpecialTokens, StreamDecoder, Tokenizer,
-    TokenizerArrays,
+    KvLayout, RenderError, SpecialTokens, StreamDecoder, Tokenizer,
 };
 
 use crate::api::error::{ApiError, Kind};
-use crate::api::request::{Input, Message};
+use crate::api::request::{Dialogue, Input, Message, Role};
 
 /// A checkpoint that the gateway cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file is not a readable GGUF, or a key is missing.
+    /// It cannot be read, or a key of a GGUF is missing.
     #[error("cannot read the model {name}")]
     File {
         /// Its name.
         name: String,
         /// What is wrong with the file.
         #[source]
-        source: GgufError,
+        source: CheckpointError,
     },
-    /// The file is readable, and this part of it cannot be used.
+    /// It is readable, and this part of it cannot be used.
     #[error("the model {name} cannot be served: {problem}")]
     Content {
         /// Its name.
@@ -58,6 +61,16 @@ pub(crate) struct Encoded {
     /// Never empty.
     tokens: Arc<[TokenId]>,
     salt: Arc<str>,
+    answer: Answer,
+}
+
+/// What an answer's text is to the prompt's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// A turn of its own in a dialogue: a tokenizer's space before a text is no part of it.
+    Turn,
+    /// It goes on where the prompt ends: its first space belongs to it.
+    GoesOn,
 }
 
 impl Encoded {
@@ -75,36 +88,21 @@ impl ServedModel {
     pub fn open(resolved: &Resolved) -> Result<Self, ModelError> {
         let name = &resolved.name;
         let file = |source| ModelError::File { name: name.clone(), source };
-        let content = |problem: &dyn Display| ModelError::Content {
-            name: name.clone(),
-            problem: problem.to_string(),
-        };
-        let gguf = Gguf::open(&resolved.path).map_err(file)?;
-        let (context, layout) = shape(&gguf).map_err(file)?;
-        let longest = proto::limits::TOKENS_PER_PROMPT_MAX;
-        if context < 2 || context as usize > longest || layout.head_dim == 0 {
-            let problem = format!("context_length {context} is not within 2 and {longest}");
-            return Err(content(&problem));
-        }
-        let arrays = arrays(&gguf).map_err(file)?;
-        let tokenizer = Tokenizer::from_gguf_arrays(arrays).map_err(|e| content(&e))?;
-        let text = |token: Option<TokenId>| {
-            token.and_then(|token| tokenizer.token_text(token)).unwrap_or_default()
-        };
-        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        let source = gguf.metadata().text_opt("tokenizer.chat_template").map_err(file)?;
-        let template = source
-            .map(|source| ChatTemplate::parse(source, &bos, &eos, RenderLimits::default()))
-            .transpose()
-            .map_err(|e| content(&e))?;
+        let checkpoint = Checkpoint::open(&resolved.path).map_err(file)?;
+        let parts = source::read(&checkpoint).map_err(|problem| match problem {
+            source::Problem::File(source) => file(source),
+            source::Problem::Content(problem) => {
+                ModelError::Content { name: name.clone(), problem }
+            }
+        })?;
         Ok(Self {
             name: name.clone(),
             digest: resolved.digest,
-            context,
-            layout,
-            end_tokens: tokenizer.end_tokens().into(),
-            tokenizer,
-            template,
+            context: parts.context,
+            layout: parts.layout,
+            end_tokens: parts.tokenizer.end_tokens().into(),
+            tokenizer: parts.tokenizer,
+            template: parts.template,
         })
     }
 
@@ -131,9 +129,12 @@ impl ServedModel {
         Arc::clone(&self.end_tokens)
     }
 
-    /// A decoder for one answer.
-    pub(crate) fn decoder(&self) -> StreamDecoder {
-        self.tokenizer.stream_decoder(ControlTokens::Skip)
+    /// A decoder for one answer to a prompt.
+    pub(crate) fn decoder(&self, prompt: &Encoded) -> StreamDecoder {
+        match prompt.answer {
+            Answer::Turn => self.tokenizer.stream_decoder(ControlTokens::Skip),
+            Answer::GoesOn => self.tokenizer.continuing_decoder(ControlTokens::Skip),
+        }
     }
 
     /// The tokens of a request's input. `now_unix_s` is for templates that show the date.
@@ -143,8 +144,12 @@ impl ServedModel {
         salt: &str,
         now_unix_s: i64,
     ) -> Result<Encoded, ApiError> {
+        let answer = match &input {
+            Input::Dialogue(_) => Answer::Turn,
+            Input::Text(_) | Input::Tokens(_) => Answer::GoesOn,
+        };
         let (param, tokens) = match input {
-            Input::Dialogue(messages) => ("messages", self.dialogue(messages, now_unix_s)?),
+            Input::Dialogue(dialogue) => ("messages", self.dialogue(dialogue, now_unix_s)?),
             Input::Text(text) => {
                 ("prompt", self.tokenizer.encode_prompt(&text).map_err(|e| unencodable(&e))?)
             }
@@ -163,21 +168,36 @@ impl ServedModel {
             );
             return Err(too_long(param, message));
         }
-        Ok(Encoded { tokens: tokens.into(), salt: Arc::from(salt) })
+        Ok(Encoded { tokens: tokens.into(), salt: Arc::from(salt), answer })
     }
 
-    fn dialogue(&self, messages: Vec<Message>, now_unix_s: i64) -> Result<Vec<TokenId>, ApiError> {
+    fn dialogue(&self, dialogue: Dialogue, now_unix_s: i64) -> Result<Vec<TokenId>, ApiError> {
         let Some(template) = &self.template else {
             let message = "this model has no chat template: use /v1/completions";
             return Err(ApiError::invalid("messages", message));
         };
-        let messages = messages.into_iter().map(|Message { role, content }| tokens::Message {
-            role: role.name().to_owned(),
-            content,
+        let Dialogue { messages, values } = dialogue;
+        if let Some(name) = values.keys().find(|name| template.is_reserved(name)) {
+            let param = format!("chat_template_kwargs.{name}");
+            let message = format!("`{param}` is set by the server: leave it out");
+            return Err(ApiError::invalid(&param, message));
+        }
+        // Most templates know no developer, and some give out nothing for a role that they do not
+        // know: to them it is the system, whose newer name it is.
+        let developer = match template.mentions("developer") {
+            true => Role::Developer,
+            false => Role::System,
+        };
+        let messages = messages.into_iter().map(|Message { role, content }| {
+            let role = match role {
+                Role::Developer => developer,
+                Role::System | Role::User | Role::Assistant => role,
+            };
+            tokens::Message { role: role.name().to_owned(), content }
         });
         let messages: Vec<_> = messages.collect();
         let text = template
-            .render(&messages, GenerationPrompt::Add, now_unix_s)
+            .render_with(&messages, GenerationPrompt::Add, now_unix_s, &values)
             .map_err(|error| unrenderable(&error))?;
         self.tokenizer.encode(&text, SpecialTokens::Parse).map_err(|e| unencodable(&e))
     }
@@ -245,48 +265,6 @@ impl ServedModel {
         let digest = self.digest.to_string();
         format!("fp_{}{class:08x}", &digest[..8])
     }
-}
-
-/// Context length and KV layout, as the loader of weights reads them too.
-fn shape(gguf: &Gguf) -> Result<(u32, KvLayout), GgufError> {
-    let metadata = gguf.metadata();
-    let architecture = metadata.text("general.architecture")?;
-    let key = |name: &str| format!("{architecture}.{name}");
-    let heads = metadata.u32(&key("attention.head_count"))?;
-    let kv_heads = metadata.u32_opt(&key("attention.head_count_kv"))?.unwrap_or(heads);
-    let head_dim = match metadata.u32_opt(&key("attention.key_length"))? {
-        Some(head_dim) => head_dim,
-        None => metadata.u32(&key("embedding_length"))?.checked_div(heads).unwrap_or(0),
-    };
-    let layers = metadata.u32(&key("block_count"))?;
-    let layout = KvLayout { dtype: KvDtype::F16, head_dim, layers, kv_heads };
-    Ok((metadata.u32(&key("context_length"))?, layout))
-}
-
-fn arrays(gguf: &Gguf) -> Result<TokenizerArrays, GgufError> {
-    let metadata = gguf.metadata();
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let model = metadata.text(&key("model"))?.to_owned();
-    // Merges and scores are the two kinds' own; each is missing in the other.
-    let (merges, scores) = match model.as_str() {
-        "llama" => (Vec::new(), metadata.f32s(&key("scores"))?.to_vec()),
-        _ => (metadata.texts(&key("merges"))?.to_vec(), Vec::new()),
-    };
-    Ok(TokenizerArrays {
-        model,
-        pre: metadata.text_opt(&key("pre"))?.unwrap_or_default().to_owned(),
-        tokens: metadata.texts(&key("tokens"))?.to_vec(),
-        merges,
-        scores,
-        token_types: metadata.i32s(&key("token_type"))?.to_vec(),
-        bos: metadata.u32_opt(&key("bos_token_id"))?,
-        eos: metadata.u32_opt(&key("eos_token_id"))?,
-        eot: metadata.u32_opt(&key("eot_token_id"))?,
-        unknown: metadata.u32_opt(&key("unknown_token_id"))?,
-        padding: metadata.u32_opt(&key("padding_token_id"))?,
-        add_bos: metadata.bool_opt(&key("add_bos_token"))?,
-        add_space_prefix: metadata.bool_opt(&key("add_space_prefix"))?,
-    })
 }
 
 fn too_long(param: &str, message: String) -> ApiError {

@@ -110,7 +110,6 @@ const CHAT: &[(&str, Harmless)] = &[
     ("continue_final_message", Bool(false)),
     ("add_special_tokens", Bool(false)),
     ("chat_template", Never),
-    ("chat_template_kwargs", Empty),
     ("documents", Empty),
     ("mm_processor_kwargs", Empty),
     ("echo", Bool(false)),

@@ -1,7 +1,10 @@
 //! From a body to a valid request: what is asked (a dialogue, a text or tokens) and how.
 //! What it deliberately does not do: encode, or decide whether it fits.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
+use tokens::TemplateValue;
 
 use super::error::ApiError;
 use super::fields::{Fields, name_of, shorten, whole};
@@ -19,14 +22,23 @@ pub(crate) struct Request {
 }
 
 /// What the model is to go on from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Input {
-    /// Rendered by the chat template; never empty.
-    Dialogue(Vec<Message>),
+    /// Rendered by the chat template.
+    Dialogue(Dialogue),
     /// Encoded as it stands.
     Text(String),
     /// Token ids, not yet held against the vocabulary.
     Tokens(Vec<u32>),
+}
+
+/// A dialogue and what else its template gets.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Dialogue {
+    /// Never empty.
+    pub(crate) messages: Vec<Message>,
+    /// `chat_template_kwargs`: values by the names that the template knows.
+    pub(crate) values: BTreeMap<String, TemplateValue>,
 }
 
 /// One message of a dialogue.
@@ -40,6 +52,8 @@ pub(crate) struct Message {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     System,
+    /// OpenAI's newer name for the system; what it becomes is the template's to say.
+    Developer,
     User,
     Assistant,
 }
@@ -49,6 +63,7 @@ impl Role {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::System => "system",
+            Self::Developer => "developer",
             Self::User => "user",
             Self::Assistant => "assistant",
         }
@@ -59,6 +74,7 @@ impl Role {
 pub(crate) fn chat(body: Value) -> Result<Request, ApiError> {
     let mut fields = Fields::of(body, "")?;
     let params = params::read(&mut fields)?;
+    let values = template_values(&mut fields)?;
     refused::refuse(&mut fields, Place::Chat)?;
     let messages = match fields.require("messages")? {
         Value::Array(items) if !items.is_empty() => items,
@@ -70,7 +86,54 @@ pub(crate) fn chat(body: Value) -> Result<Request, ApiError> {
     fields.finish()?;
     let messages = messages.into_iter().enumerate();
     let messages = messages.map(|(index, item)| message(item, &format!("messages[{index}]")));
-    Ok(Request { input: Input::Dialogue(messages.collect::<Result<_, _>>()?), params })
+    let messages = messages.collect::<Result<_, _>>()?;
+    Ok(Request { input: Input::Dialogue(Dialogue { messages, values }), params })
+}
+
+/// Most values for the template, and the longest text of one.
+const TEMPLATE_VALUES_MAX: usize = 16;
+const TEMPLATE_TEXT_MAX: usize = 4_096;
+
+/// `chat_template_kwargs`, vLLM's way to hand values to the template: scalars only.
+fn template_values(fields: &mut Fields) -> Result<BTreeMap<String, TemplateValue>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    let map = match fields.take(NAME) {
+        None => return Ok(BTreeMap::new()),
+        Some(Value::Object(map)) if map.len() <= TEMPLATE_VALUES_MAX => map,
+        Some(Value::Object(map)) => {
+            let message = format!(
+                "`{NAME}` has {} values, at most {TEMPLATE_VALUES_MAX} are taken",
+                map.len()
+            );
+            return Err(ApiError::invalid(NAME, message));
+        }
+        Some(other) => return Err(fields.wrong(NAME, "an object", &other)),
+    };
+    let mut values = BTreeMap::new();
+    for (key, value) in map {
+        let name = format!("{NAME}.{}", shorten(&key));
+        let value = match &value {
+            Value::Bool(value) => Some(TemplateValue::Bool(*value)),
+            Value::String(text) if text.len() <= TEMPLATE_TEXT_MAX => {
+                Some(TemplateValue::Text(text.clone()))
+            }
+            Value::Number(number) => match number.as_i64() {
+                Some(number) => Some(TemplateValue::Integer(number)),
+                None => number.as_f64().map(TemplateValue::Float),
+            },
+            Value::Null => continue,
+            Value::String(_) | Value::Array(_) | Value::Object(_) => None,
+        };
+        let Some(value) = value else {
+            let message = format!(
+                "`{name}` must be true, false, a number or a text of at most \
+                 {TEMPLATE_TEXT_MAX} bytes"
+            );
+            return Err(ApiError::invalid(&name, message));
+        };
+        values.insert(key, value);
+    }
+    Ok(values)
 }
 
 fn message(item: Value, path: &str) -> Result<Message, ApiError> {
@@ -79,15 +142,16 @@ fn message(item: Value, path: &str) -> Result<Message, ApiError> {
     let role = fields.require("role")?;
     let role = match role.as_str() {
         Some("system") => Role::System,
+        Some("developer") => Role::Developer,
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
-        Some(known @ ("developer" | "tool" | "function")) => {
+        Some(known @ ("tool" | "function")) => {
             let message = format!("`{name}` {known:?} is not supported yet");
             return Err(ApiError::unsupported(&name, message));
         }
         _ => {
             let message = format!(
-                "`{name}` must be \"system\", \"user\" or \"assistant\", not {}",
+                "`{name}` must be \"system\", \"developer\", \"user\" or \"assistant\", not {}",
                 name_of(&role)
             );
             return Err(ApiError::invalid(&name, message));

@@ -3,7 +3,11 @@
 
 use serde_json::{Value, json};
 
-use super::{Input, Message, Role, chat, completion};
+use std::collections::BTreeMap;
+
+use tokens::TemplateValue;
+
+use super::{Dialogue, Input, Message, Role, chat, completion};
 use crate::api::error::ApiError;
 use crate::api::params::{Delivery, Params};
 
@@ -163,6 +167,7 @@ fn the_two_names_of_max_tokens_must_agree() {
 fn messages_are_read_with_their_roles_and_parts() {
     let messages = json!([
         { "role": "system", "content": "be brief" },
+        { "role": "developer", "content": "be kind" },
         { "role": "user", "content": [
             { "type": "text", "text": "a" },
             { "type": "text", "text": "b" },
@@ -172,11 +177,38 @@ fn messages_are_read_with_their_roles_and_parts() {
     let message = |role, content: &str| Message { role, content: content.to_owned() };
     let expected = vec![
         message(Role::System, "be brief"),
+        message(Role::Developer, "be kind"),
         message(Role::User, "a\nb"),
         message(Role::Assistant, ""),
     ];
     let request = chat(with("messages", messages)).expect("valid");
+    let expected = Dialogue { messages: expected, values: BTreeMap::new() };
     assert_eq!(request.input, Input::Dialogue(expected));
+}
+
+#[test]
+fn values_for_the_template_are_scalars() {
+    let given = json!({ "enable_thinking": false, "n": 3, "x": 0.5, "date": "today", "no": null });
+    let request = chat(with("chat_template_kwargs", given)).expect("valid");
+    let Input::Dialogue(Dialogue { values, .. }) = request.input else {
+        panic!("a dialogue");
+    };
+    let expected = [
+        ("date", TemplateValue::Text("today".into())),
+        ("enable_thinking", TemplateValue::Bool(false)),
+        ("n", TemplateValue::Integer(3)),
+        ("x", TemplateValue::Float(0.5)),
+    ];
+    assert_eq!(values, expected.map(|(name, value)| (name.to_owned(), value)).into());
+    let many: serde_json::Map<_, _> = (0..17).map(|i| (i.to_string(), json!(i))).collect();
+    for (given, param) in [
+        (json!([]), "chat_template_kwargs"),
+        (json!(many), "chat_template_kwargs"),
+        (json!({ "a": [] }), "chat_template_kwargs.a"),
+        (json!({ "a": "x".repeat(5_000) }), "chat_template_kwargs.a"),
+    ] {
+        assert_eq!(refused("chat_template_kwargs", given), (param.to_owned(), "invalid_value"));
+    }
 }
 
 #[test]
