@@ -311,7 +311,10 @@ fn without_generation(source: &str) -> String {
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at + 2);
         out.push_str(before);
-        let inner = tag.split_once("%}").map_or("", |(inner, _)| inner);
+        let Some((inner, _)) = tag.split_once("%}") else {
+            rest = tag;
+            break;
+        };
         let word = inner.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+'));
         let with = match word {
             "generation" => "with",

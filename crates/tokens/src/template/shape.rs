@@ -34,11 +34,11 @@ pub(super) fn refused(source: &str) -> Option<(usize, String)> {
             Some(b'#') => tag.split_once("#}").map_or("", |(_, after)| after),
             Some(b'{') => match tag_end(&tag[1..], "}}") {
                 Ok(end) => &tag[1 + end..],
-                Err(_) => return Some((line(source, rest), too_long())),
+                Err(TooLong) => return Some((line(source, tag), too_long())),
             },
             Some(b'%') => match tag_end(&tag[1..], "%}") {
                 Ok(end) => &tag[1 + end..],
-                Err(_) => return Some((line(source, rest), too_long())),
+                Err(TooLong) => return Some((line(source, tag), too_long())),
             },
             _ => tag,
         };

@@ -136,8 +136,8 @@ fn p4_long_runs_are_encoded_whole() {
     }
 }
 
-/// Case 39 (dynamo#12630): streamed text loses syllables at token boundaries. Each byte is its own token here, so
-/// every character is cut in every way.
+/// Case 39 (dynamo#12630): streamed text loses syllables at token boundaries. Each byte is its own
+/// token here, so every character is cut in every way.
 #[test]
 fn case_39_streaming_never_cuts_a_character_and_equals_one_shot_decoding() {
     let t = tokenizer();

@@ -189,7 +189,10 @@ fn p4_components_are_bounded() {
         let error = build(&file).unwrap_err().to_string();
         assert!(error.contains(expected), "{part}: {error} has no {expected:?}");
     };
-    let replace = |content: &str| json!({ "type": "Replace", "pattern": { "Regex": "." }, "content": content });
+    let replace = |content: &str| {
+        let pattern = json!({ "Regex": "." });
+        json!({ "type": "Replace", "pattern": pattern, "content": content })
+    };
     check("normalizer", replace(&"x".repeat(40)), "over 32 times longer");
     let twice = json!({ "type": "Sequence", "normalizers": [replace("xxxxx"), replace("xxxxx")] });
     check("normalizer", twice, "over 32 times longer");
