@@ -192,17 +192,17 @@ pub(super) fn widen_values<V: Lanes>(
     }
 }
 
-/// Asks for one line of each slot. Slots lie anywhere, so the hardware cannot know; asked for all
-/// at once they would wait for each other in the line fill buffers.
+/// Asks for one line of each slot, for the second-level cache. Slots lie anywhere, so the hardware
+/// cannot know; asked for all at once they would wait for each other in the line fill buffers.
 #[inline(always)]
 fn prefetch<const N: usize>(slots: [&[u16]; N], line: usize) {
     for slot in slots {
         if let Some(line) = slot.as_chunks::<LINE>().0.get(line) {
             #[cfg(target_arch = "x86_64")]
             {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
                 // SAFETY: a prefetch of memory that is there; SSE is part of x86-64.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
             }
             #[cfg(not(target_arch = "x86_64"))]
             let _ = line;
