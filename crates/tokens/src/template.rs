@@ -4,6 +4,10 @@
 //! time and memory), an output limit, no files, no environment and no clock. Configured as
 //! transformers configures Jinja2 (`trim_blocks`, `lstrip_blocks`, loop controls, `generation`
 //! blocks, Python's methods, `raise_exception`, `strftime_now`, `tojson` without HTML escapes).
+//!
+//! Not bounded, because the engine charges nothing for it and has no hook there: a list that was
+//! put into itself twice, dozens of times over, and is then printed with `~`, compared or sorted,
+//! or joined to itself with `+` as often. Who loads a checkpoint trusts its template so far.
 
 mod calendar;
 mod json;
@@ -202,6 +206,7 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, text).with_source(Raised))
         });
         env.add_filter("tojson", json::tojson);
+        methods::add_filters(&mut env);
         let added = env.add_template_owned(NAME, without_generation(source));
         added.map_err(|error| ParseTemplateError {
             line: error.line().unwrap_or(0),

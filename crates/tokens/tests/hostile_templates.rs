@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use tokens::{ChatTemplate, GenerationPrompt, Message, RenderLimits};
 
-/// Each asks for far more than any machine has, or for ever.
+/// Each asks for far more than any machine has, or for ever. The engine has no hook for operators:
+/// lists that hold themselves twice, many times over, are here with filters only (see `template`).
 const GREEDY: &[&str] = &[
     "{% for i in range(10**9) %}x{% endfor %}",
     "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -16,6 +17,58 @@ const GREEDY: &[&str] = &[
     "{{ ([0] * 10**9) | length }}",
     "{% set x = 'x' * 10**7 %}{% for i in range(99) %}{% set x = x ~ x %}{% endfor %}",
     "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x | tojson }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x | string | length }}",
+    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+     {% endfor %}{{ ns.x | pprint }}",
+    "{% set ns = namespace(x={'a': 1}) %}{% for i in range(60) %}\
+     {% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x | tojson(indent=8) }}",
+    "{% set ns = namespace(x={'a': 1}) %}{% for i in range(60) %}\
+     {% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x | urlencode }}{{ ns.x }}",
+    "{% set s = 'x' * 10**6 %}{{ ([s] * 10**6) | join }}",
+    "{% set s = 'x' * 10**6 %}{{ s.join([s] * 10**4) }}",
+    "{% set s = 'x' * 10**6 %}{{ ''.join([s] * 10**6) }}",
+    "{% set s = 'x' * 10**6 %}{{ s.replace('x', s) | length }}",
+    "{% set s = 'x' * 10**6 %}{{ s.replace('', s) | length }}",
+    "{% set s = 'x' * 10**6 %}{{ s | replace('x', s) | length }}",
+    "{% set s = 'x' * 10**7 %}{% for i in range(999) %}{{ s.split('x') | length }}{% endfor %}",
+    "{% set s = '\n' * 10**7 %}{% for i in range(999) %}{{ s.splitlines() | length }}{% endfor %}",
+    "{% set s = 'x' * 10**6 %}{{ ('{0}' * 10**5).format(s) | length }}",
+    "{{ '{:>4000000000}'.format('x') | length }}",
+    "{{ '%4000000000d' | format(1) | length }}",
+    "{{ '%.4000000000f' | format(1.5) | length }}",
+    "{{ ('%s' * 10**5) | format(*(['x' * 10**6] * 10**5)) | length }}",
+    "{{ ('x\n' * 10**5) | indent(10**6) | length }}",
+    "{{ 'x' | indent(10**12, true) | length }}",
+    "{{ 'x' | center(10**10) | length }}",
+    "{{ ('x ' * 10**6) | wordwrap(1) | length }}{{ 'x' | batch(10**10, 'y') | list }}",
+    "{{ [1] | batch(10**10, 0) | list | length }}{{ [1] | slice(10**10, 0) | list | length }}",
+    "{{ range(10**9) | batch(3) | list | length }}",
+    "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% macro f() %}{% call g() %}{{ f() }}{% endcall %}{% endmacro %}{% macro g() %}\
+     {{ caller() }}{% endmacro %}{{ f() }}",
+    "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "{{ 10 ** 10 ** 10 ** 10 }}{{ 9999999999 ** 99999999999 }}",
+    "{{ lipsum(n=10**9) }}",
+    "{{ messages | map('upper') | tojson(indent=10**9) }}",
+    "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}",
+    "{% set ns = namespace() %}{% for i in range(10**9) %}{% set ns.x = [ns.x] %}{% endfor %}",
+    "{% set x = 'x' * 10**7 %}{% for i in range(10**6) %}\
+     {{ x | trim | upper | reverse | length }}{% endfor %}",
+    "{% for i in range(10**6) %}{{ strftime_now('%B' * 10**6) | length }}{% endfor %}",
+    "{{ ('é' * 10**6) | list | sort | unique | list | length }}{{ range(10**8) | list }}",
+    "{% set x %}{% for i in range(10**9) %}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}\
+     {% endset %}",
+    "{% filter upper %}{% for i in range(10**9) %}x{% endfor %}{% endfilter %}",
+    "{% include 'chat_template' %}{% import 'chat_template' as x %}",
+    "{{ dict(a=1) | items | list }}{{ raise_exception('x' * 10**10) }}",
+    "{{ '%*d' | format(10**10, 1) }}{{ '{:{}}'.format('x', 10**10) }}",
 ];
 
 fn dialogue() -> Vec<Message> {

@@ -1,10 +1,14 @@
-//! Python's methods of texts, lists and maps, as templates call them.
+//! Python's methods of texts, lists and maps, and filters, as templates call them.
 //!
-//! Deliberately the engine's own set of them (`pycompat`), but for those that can make much of
-//! little before anything is charged: `join`, `format`, `split` and `splitlines` pay first here.
+//! Deliberately the engine's own set of both (`pycompat` is that of methods), but for those that
+//! can make much of little before anything is charged: `join`, `format`, `string`, `split` and
+//! `splitlines` pay first here.
 
-use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
+use std::fmt::{self, Write as _};
+
+use minijinja::formatting::{self, FormatStyle};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
 
 /// Bytes that are made for one unit of fuel.
@@ -12,6 +16,15 @@ const BYTES_PER_FUEL: usize = 64;
 /// Widest field of `format`.
 const WIDTH_MAX: usize = 1_000;
 
+/// Puts the filters in place; `pprint`, which is for people who write templates, goes.
+pub(super) fn add_filters(env: &mut Environment<'_>) {
+    env.add_filter("join", join_filter);
+    env.add_filter("string", string_filter);
+    env.add_filter("format", format_filter);
+    env.remove_filter("pprint");
+}
+
+/// A method of a value; the engine asks for those that it does not know.
 pub(super) fn call(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -44,6 +57,76 @@ fn pay(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
     state.consume_fuel((bytes / BYTES_PER_FUEL) as u64)
 }
 
+/// Writes a value and pays for it on the way, so that a list which holds itself many times over
+/// ends with the fuel.
+struct Paid<'a, 'state, 'env> {
+    state: &'a State<'state, 'env>,
+    out: String,
+}
+
+impl fmt::Write for Paid<'_, '_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let fuel = 1 + (text.len() / BYTES_PER_FUEL) as u64;
+        self.state.consume_fuel(fuel).map_err(|_| fmt::Error)?;
+        self.out.push_str(text);
+        Ok(())
+    }
+}
+
+fn text_of(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
+    let mut paid = Paid { state, out: String::new() };
+    write!(paid, "{value}").map_err(|_| Error::from(ErrorKind::OutOfFuel))?;
+    Ok(paid.out)
+}
+
+fn string_filter(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::String => Ok(value),
+        _ => text_of(state, &value).map(Value::from),
+    }
+}
+
+fn join_filter(
+    state: &State<'_, '_>,
+    items: Value,
+    separator: Option<String>,
+    attribute: Option<String>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let named_attribute: Option<String> = named.get("attribute")?;
+    let separator = match separator {
+        Some(separator) => separator,
+        None => named.get::<Option<String>>("d")?.unwrap_or_default(),
+    };
+    named.assert_all_used()?;
+    let attribute = attribute.or(named_attribute);
+    let mut out = String::new();
+    for (index, item) in items.try_iter()?.enumerate() {
+        let item = match &attribute {
+            Some(name) => item.get_attr(name)?,
+            None => item,
+        };
+        add_joined(state, &mut out, &separator, index, &text_of(state, &item)?)?;
+    }
+    Ok(Value::from(out))
+}
+
+fn add_joined(
+    state: &State<'_, '_>,
+    out: &mut String,
+    separator: &str,
+    index: usize,
+    text: &str,
+) -> Result<(), Error> {
+    state.consume_fuel(1)?;
+    pay(state, text.len() + separator.len())?;
+    if index > 0 {
+        out.push_str(separator);
+    }
+    out.push_str(text);
+    Ok(())
+}
+
 /// Joins texts; as in Python, anything else is an error.
 fn join(state: &State<'_, '_>, separator: &str, args: &[Value]) -> Result<Value, Error> {
     let [items] = args else {
@@ -54,14 +137,14 @@ fn join(state: &State<'_, '_>, separator: &str, args: &[Value]) -> Result<Value,
         let Some(text) = item.as_str() else {
             return Err(refused(format!("join: item {index} is {}, not a string", item.kind())));
         };
-        state.consume_fuel(1)?;
-        pay(state, text.len() + separator.len())?;
-        if index > 0 {
-            out.push_str(separator);
-        }
-        out.push_str(text);
+        add_joined(state, &mut out, separator, index, text)?;
     }
     Ok(Value::from(out))
+}
+
+fn format_filter(state: &State<'_, '_>, format: String, args: Rest<Value>) -> Result<Value, Error> {
+    pay_for_format(state, &format, &args)?;
+    formatting::format(FormatStyle::Printf, &format, &args).map(Value::from)
 }
 
 /// Every field may show the longest argument, at the widest width.
@@ -81,6 +164,27 @@ fn pay_for_format(state: &State<'_, '_>, format: &str, args: &[Value]) -> Result
         }
         return Err(refused(format!("format: a number is larger than {WIDTH_MAX}")));
     }
-    let fields = format.matches('{').count();
+    if format.contains("%*") || format.contains(".*") || nested(format) {
+        return Err(refused("format: a width must be written in the format itself"));
+    }
+    let fields = format.matches(['{', '%']).count();
     pay(state, format.len().saturating_add(fields.saturating_mul(longest + WIDTH_MAX)))
+}
+
+/// Whether a field holds a field, such as `{:{}}`.
+fn nested(format: &str) -> bool {
+    let mut open = false;
+    let mut rest = format;
+    while let Some(at) = rest.find(['{', '}']) {
+        let brace = &rest[at..];
+        rest = match (open, brace.as_bytes()) {
+            (false, [b'{', b'{', ..] | [b'}', b'}', ..]) => &brace[2..],
+            (true, [b'{', ..]) => return true,
+            (_, bytes) => {
+                open = bytes.first() == Some(&b'{');
+                &brace[1..]
+            }
+        };
+    }
+    false
 }
