@@ -7,6 +7,7 @@
 
 mod channel;
 pub mod cluster;
+mod codec;
 mod incoming;
 mod invalid;
 pub mod limits;
@@ -24,5 +25,6 @@ pub mod v1 {
 pub use channel::{
     ChannelOptions, Channels, InvalidAddress, channel, client, server, with_deadline,
 };
+pub use codec::{BoundedCodec, Shape, Shaped, Undecodable, decode};
 pub use incoming::{Connection, incoming};
 pub use invalid::InvalidMessage;

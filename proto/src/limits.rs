@@ -9,6 +9,12 @@
 /// of hashes; sealed blocks come [`BLOCKS_PER_MESSAGE_MAX`] at a time.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
+/// Memory that the elements of one message may take once decoded, before any rule is checked.
+///
+/// Four times the bytes on the wire: lists of small numbers need it. An empty element of a list of
+/// messages would otherwise make hundreds of bytes out of two.
+pub const MESSAGE_HEAP_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
+
 /// Tokens of one prompt.
 pub const TOKENS_PER_PROMPT_MAX: usize = 1 << 20;
 
