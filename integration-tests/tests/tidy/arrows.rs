@@ -67,7 +67,7 @@ const KEPT_IN: [(&str, &[&str], &str); 10] = [
     ("zip", &["checkpoint"], "one place fetches models"),
     ("tokenizers", &["tokens"], "one place turns text into ids"),
     ("minijinja", &["tokens"], "one place renders templates"),
-    ("prost", &["proto"], "the domain does not know the wire"),
+    ("prost", &["proto", "fuzz"], "the domain does not know the wire"),
 ];
 
 /// Crates that must not be in the lock file at all, and what to use.
@@ -240,7 +240,7 @@ pub(crate) fn lock_file(lock: &str) -> Vec<String> {
 
 /// Licences that the product may be built from. MPL-2.0 asks for the source of changed files only,
 /// and crates are used as published.
-const LICENCES: [&str; 14] = [
+const LICENCES: [&str; 15] = [
     "MIT",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -252,6 +252,7 @@ const LICENCES: [&str; 14] = [
     "ISC",
     "MIT-0",
     "MPL-2.0",
+    "NCSA",
     "Unicode-3.0",
     "Unlicense",
     "Zlib",
