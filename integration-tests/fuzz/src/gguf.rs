@@ -1,7 +1,8 @@
 //! The header of a GGUF file from any bytes, and every getter on what was accepted.
 //!
 //! Twice: as the whole file, and as the start of a file that claims to be huge, because lengths are
-//! checked against the size of the file first. Deliberately without tensor data: it is never parsed.
+//! checked against the size of the file first. Deliberately without tensor data, which nothing
+//! parses.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! A bound on the heap of one run: beyond it an allocation fails, which aborts with its size.
 //!
-//! The whole process shares the bound, so that one target runs at a time. Deliberately no sanitizer,
-//! which stable Rust does not have: safe code needs none to be bounded.
+//! The whole process shares the bound, so that one target runs at a time. Deliberately no
+//! sanitizer, which stable Rust does not have: safe code needs none to be bounded.
 
 use std::alloc::System;
 

@@ -11,6 +11,7 @@ mod drive;
 mod frames;
 mod gguf;
 mod heap;
+mod hub;
 mod messages;
 mod mutate;
 mod safetensors;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     gguf::TARGET,
     safetensors::TARGET,
     tokenizer::TARGET,
+    hub::TARGET,
     template::TARGET,
     messages::TARGET,
     frames::SERVER,

@@ -45,7 +45,7 @@ impl Dice {
     }
 }
 
-/// Damages `data` a few times, keeping it within `bytes_max`; `other` is an input to take pieces of.
+/// Damages `data` a few times, within `bytes_max`; `other` is an input to take pieces of.
 pub fn mutate(
     data: &mut Vec<u8>,
     other: &[u8],

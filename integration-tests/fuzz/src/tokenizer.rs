@@ -3,7 +3,7 @@
 //! Input: lines of text, so that inputs can be read. The first is `model pre flags`, then one line
 //! per token with its type in front, an empty line, one line per merge, an empty line, and the rest
 //! is the text. The flag `a` puts the alphabet of all bytes before the tokens, `b` asks for a
-//! beginning-of-text token.
+//! beginning-of-text token, `n` for no space before SentencePiece's text.
 
 use ids::TokenId;
 use tokens::{ControlTokens, SpecialTokens, Tokenizer, TokenizerArrays};
@@ -82,22 +82,21 @@ fn arrays(tokens: &str, merges: &str) -> TokenizerArrays {
         texts.push(if kind.is_some() { &line[1..] } else { line }.to_owned());
     }
     let last = u32::try_from(texts.len()).ok().and_then(|count| count.checked_sub(1));
+    // SentencePiece's own: later pieces score lower. Other models ignore them.
+    let scores = (0..texts.len()).map(|index| -(index as f32)).collect();
     TokenizerArrays {
         model,
         pre,
         tokens: texts,
         merges: merges.lines().map(str::to_owned).collect(),
+        scores,
         token_types: types,
         bos: last,
         eos: last,
-        add_bos: said(flags.contains('b')),
+        add_bos: Some(flags.contains('b')),
+        add_space_prefix: Some(!flags.contains('n')),
         ..TokenizerArrays::default()
     }
-}
-
-/// A flag that a file may leave out, or one that it must have.
-fn said<T: From<bool>>(on: bool) -> T {
-    on.into()
 }
 
 /// GPT-2's printable alphabet for bytes: printable ones stand for themselves, the others follow.

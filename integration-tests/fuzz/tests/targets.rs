@@ -45,6 +45,11 @@ fn any_tokenizer_is_refused_or_takes_any_text() {
 }
 
 #[test]
+fn any_tokenizer_json_is_refused_or_takes_any_text() {
+    check("tokenizer-json");
+}
+
+#[test]
 fn p4_any_template_is_refused_or_bounded() {
     check("template");
 }
