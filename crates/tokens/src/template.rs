@@ -164,6 +164,11 @@ const NAME: &str = "chat_template";
 /// Deepest calls of macros by macros, each of which takes some of the thread's stack.
 const RECURSION_MAX: usize = 100;
 
+/// Stack of one rendering: lists in lists are dropped, compared and written by recursion, and fuel
+/// lets a template build some 200 thousand levels. A million steps of every kind of nesting stayed
+/// within this; only what is used of it takes memory.
+const STACK_BYTES: usize = 64 << 20;
+
 /// What every template sees; no request can set it.
 const RESERVED: [&str; 10] = [
     "messages",
@@ -255,6 +260,17 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::render`].
     pub fn render_with(
+        &self,
+        messages: &[Message],
+        generation: GenerationPrompt,
+        now_unix_s: i64,
+        values: &BTreeMap<String, TemplateValue>,
+    ) -> Result<String, RenderError> {
+        stacker::grow(STACK_BYTES, || self.render_here(messages, generation, now_unix_s, values))
+    }
+
+    /// On the stack at hand: values are made, walked and dropped here.
+    fn render_here(
         &self,
         messages: &[Message],
         generation: GenerationPrompt,

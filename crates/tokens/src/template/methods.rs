@@ -2,7 +2,7 @@
 //!
 //! Deliberately the engine's own set of both (`pycompat` is that of methods), but for those that
 //! can make much of little before anything is charged: `join`, `format`, `string`, `split` and
-//! `splitlines` pay first here.
+//! `splitlines` pay first here, and every method for the texts and lists that it reads.
 
 use std::fmt::{self, Write as _};
 
@@ -31,10 +31,20 @@ pub(super) fn call(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    // Searching is linear in the texts, and its result says nothing of them.
+    for read in args.iter().chain([value]) {
+        pay(state, read.as_str().map_or(0, str::len))?;
+    }
     if let Some(text) = value.as_str() {
         match method {
             "join" => return join(state, text, args),
             "format" => pay_for_format(state, text, args)?,
+            "strip" | "lstrip" | "rstrip" => {
+                // Each character of the text is looked for among those to strip.
+                let set = args.first().and_then(Value::as_str).map_or(1, str::len);
+                pay(state, text.len().saturating_mul(set))?;
+            }
+            "startswith" | "endswith" => args.iter().try_for_each(|list| walk(state, list))?,
             "split" | "splitlines" => {
                 let separator = args.first().and_then(Value::as_str);
                 let parts = match separator.filter(|separator| !separator.is_empty()) {
@@ -45,8 +55,21 @@ pub(super) fn call(
             }
             _ => {}
         }
+    } else if method == "count" {
+        walk(state, value)?;
     }
     pycompat::unknown_method_callback(state, value, method, args)
+}
+
+/// Pays for every item of a list, which may be a lazy one of any length.
+fn walk(state: &State<'_, '_>, list: &Value) -> Result<(), Error> {
+    if matches!(list.kind(), ValueKind::Seq | ValueKind::Iterable) {
+        for item in list.try_iter()? {
+            state.consume_fuel(1)?;
+            pay(state, item.as_str().map_or(0, str::len))?;
+        }
+    }
+    Ok(())
 }
 
 fn refused(text: impl Into<String>) -> Error {

@@ -94,3 +94,48 @@ fn p4_rendering_is_bounded() {
     let long = "x".repeat(101);
     assert_eq!(small("{{ messages[0].content }}", &long), RenderError::TooLong { max: 100 });
 }
+
+/// P4: a search, a strip or a walk is paid for by what it reads, not by its short result.
+/// Method: each takes minutes where only the result is charged.
+#[test]
+fn p4_methods_pay_for_what_they_read() {
+    let sources = [
+        "{% set s = 'x' * 1000000 %}{% for i in range(99999) %}{{ s.count('y') }}{% endfor %}",
+        "{% set s = 'x' * 1000000 %}{% for i in range(99999) %}{{ s.find('y') }}{% endfor %}",
+        "{% set s = 'x' * 1000000 %}{{ s.strip('y' * 1000000 + 'x') }}",
+        "{{ 'x'.startswith(['y'] * 100000000) }}",
+    ];
+    for source in sources {
+        let error = render(source, &[]).unwrap_err();
+        assert_eq!(error, RenderError::OutOfFuel { fuel: 1_000_000 }, "{source:.60}");
+    }
+    check(
+        "{{ 'a-b'.startswith(['x', 'a']) }}{{ [1, 2, 1].count(1) }}{{ ' x '.strip() }}",
+        "True2x",
+    );
+}
+
+/// P4: values nested as deeply as the fuel allows do not overflow a small thread's stack.
+/// Method: a stack as async runtimes give; tuples and lists, dropped and compared.
+#[test]
+fn p4_deep_values_do_not_overflow_the_stack() {
+    let build = |level: &str| {
+        format!(
+            "{{% set ns = namespace(x=[], y=[]) %}}{{% for i in range(90000) %}}\
+             {{% set ns.x = {level} %}}{{% endfor %}}"
+        )
+    };
+    let sources = [
+        build("[ns.x]"),
+        build("(ns.x,)"),
+        build("{'a': ns.x}"),
+        format!("{}{{{{ ns.x | unique | list | length }}}}", build("[ns.x]")),
+        format!("{}{{{{ ns.x == [ns.x] }}}}", build("(ns.x,)")),
+    ];
+    let small_stack = std::thread::Builder::new().stack_size(2 << 20).spawn(move || {
+        for source in sources {
+            let _rendered = render(&source, &[]);
+        }
+    });
+    small_stack.unwrap().join().unwrap();
+}
