@@ -38,7 +38,10 @@ pub(super) fn call(
     if let Some(text) = value.as_str() {
         match method {
             "join" => return join(state, text, args),
-            "format" => pay_for_format(state, text, args)?,
+            "format" => {
+                pay_for_format(state, text, args)?;
+                refuse_other_keys(brackets_are_ascii(text))?;
+            }
             "strip" | "lstrip" | "rstrip" => {
                 // Each character of the text is looked for among those to strip.
                 let set = args.first().and_then(Value::as_str).map_or(1, str::len);
@@ -167,6 +170,7 @@ fn join(state: &State<'_, '_>, separator: &str, args: &[Value]) -> Result<Value,
 
 fn format_filter(state: &State<'_, '_>, format: String, args: Rest<Value>) -> Result<Value, Error> {
     pay_for_format(state, &format, &args)?;
+    refuse_other_keys(percent_keys_are_ascii(&format))?;
     formatting::format(FormatStyle::Printf, &format, &args).map(Value::from)
 }
 
@@ -192,6 +196,40 @@ fn pay_for_format(state: &State<'_, '_>, format: &str, args: &[Value]) -> Result
     }
     let fields = format.matches(['{', '%']).count();
     pay(state, format.len().saturating_add(fields.saturating_mul(longest + WIDTH_MAX)))
+}
+
+/// The engine steps through the key of a field byte by byte and panics inside of a character.
+fn refuse_other_keys(are_ascii: bool) -> Result<(), Error> {
+    if are_ascii { Ok(()) } else { Err(refused("format: a key of a field is not ASCII")) }
+}
+
+/// Whether every `%(key)` is ASCII; rather refuses more than the engine would read as a key.
+fn percent_keys_are_ascii(format: &str) -> bool {
+    let fields = format.replace("%%", "");
+    fields.split("%(").skip(1).all(|field| {
+        let key = field.split(')').next().unwrap_or_default();
+        key.is_ascii()
+    })
+}
+
+/// As [`percent_keys_are_ascii`], for every `{0[key]}`.
+fn brackets_are_ascii(format: &str) -> bool {
+    let fields = format.replace("{{", "");
+    let mut rest = fields.as_str();
+    while let Some(at) = rest.find('{') {
+        rest = &rest[at + 1..];
+        while let Some(at) = rest.find(['[', ':', '{', '}']) {
+            let Some(key) = rest[at..].strip_prefix('[') else {
+                break;
+            };
+            let end = key.find(']').unwrap_or(key.len());
+            if !key[..end].is_ascii() {
+                return false;
+            }
+            rest = &key[end..];
+        }
+    }
+    true
 }
 
 /// Whether a field holds a field, such as `{:{}}`.

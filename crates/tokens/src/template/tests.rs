@@ -139,3 +139,19 @@ fn p4_deep_values_do_not_overflow_the_stack() {
     });
     small_stack.unwrap().join().unwrap();
 }
+
+/// The engine panics on these, and a panic ends the process. Found by fuzzing.
+#[test]
+fn keys_of_formats_that_are_not_ascii_are_refused() {
+    for source in [
+        "{{ '%(é)s' | format(1) }}",
+        "{{ '%%%(%%é' | format(1) }}",
+        "{{ '{0[é]}'.format(1) }}",
+        "{{ '{{{0[a][é'.format(1) }}",
+    ] {
+        let error = render(source, &[]).unwrap_err();
+        assert!(error.to_string().contains("a key of a field is not ASCII"), "{source}: {error}");
+    }
+    check("{{ '100 %% (é) %s' | format('ü') }}", "100 % (é) ü");
+    check("{{ '[é] {} {{[é'.format('ü') }}", "[é] ü {[é");
+}
