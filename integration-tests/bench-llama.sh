@@ -38,19 +38,25 @@ readonly ENGINE="${OASISKV:-target/release/oasiskv}"
 results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
 
+# A name for the next result. Not in the redirection itself: of an external command that is worked
+# out in a child, where counting would be forgotten.
+next() { result="$results/$1.$((++count)).$2"; }
 part() { [[ "$only" == all || "$only" == "$1" ]]; }
 ours() {
+    next ours json
     "$ENGINE" bench engine --json --runs 1 --model "$OURS" --threads "$threads" "$@" \
-        >"$results/ours.$((++count)).json"
+        >"$result"
 }
 theirs() {
+    next theirs json
     "$LLAMA/llama-bench" -m "$THEIRS" -t "$threads" -fa 0 -r 1 -o json "$@" \
-        >"$results/theirs.$((++count)).json" 2>"$results/log"
+        >"$result" 2>"$results/log"
 }
 theirs_batch() {
+    next batch jsonl
     "$LLAMA/llama-batched-bench" -m "$THEIRS" -t "$threads" -tb "$threads" -fa off -c 59392 \
         -npp 7168 -ntg 32 -npl 8 -pps --output-format jsonl \
-        >"$results/batch.$((++count)).jsonl" 2>"$results/log"
+        >"$result" 2>"$results/log"
 }
 
 count=0
@@ -91,9 +97,10 @@ for file in folder.glob("batch.*.jsonl"):
         if line.startswith("{"):
             row = json.loads(line)
             theirs["decode", row["pl"], row["pp"]].append(row["speed_tg"])
-print("| phase | sequences | context | ours, tokens/s | llama.cpp, tokens/s | ratio |")
-print("|---|---|---|---|---|---|")
+print("| phase | sequences | context | ours, tokens/s | llama.cpp, tokens/s | ratio | runs |")
+print("|---|---|---|---|---|---|---|")
 for key in sorted(ours.keys() & theirs.keys(), key=lambda key: (key[0] == "decode", *key)):
     mine, other = statistics.median(ours[key]), statistics.median(theirs[key])
-    print(f"| {key[0]} | {key[1]} | {key[2]} | {mine:.1f} | {other:.1f} | {mine / other:.2f} |")
+    runs = " ".join(f"{a:.1f}/{b:.1f}" for a, b in zip(sorted(ours[key]), sorted(theirs[key])))
+    print(f"| {key[0]} | {key[1]} | {key[2]} | {mine:.1f} | {other:.1f} | {mine / other:.2f} | {runs} |")
 PYTHON
