@@ -7,7 +7,7 @@
 // kernel merges the partials of a query in ascending order. Splits are fixed by block index and
 // a query's arithmetic names no other query, so a row's bits depend on neither batch nor grid (P1).
 //
-// The online softmax of the host goes block by block. Its scores, its running maxima (a prefix
+// The online softmax of the host goes step by step (four blocks, 64 tokens, fixed by index). Its scores, its running maxima (a prefix
 // maximum, exact in any order) and its weights do not depend on the order, so they are computed
 // side by side; only the two chains that do, the lane sums and the accumulators, are walked.
 //
@@ -18,12 +18,17 @@
 // As SPLIT_BLOCKS of kernels/src/host/attend.rs.
 constexpr unsigned SPLIT_BLOCKS = 64;
 constexpr unsigned SPLIT_TOKENS = SPLIT_BLOCKS * BLOCK_TOKENS;
+// As STEP_BLOCKS of kernels/src/host/attend/walk.rs.
+constexpr unsigned STEP_BLOCKS = 4;
+constexpr unsigned STEP_TOKENS = STEP_BLOCKS * BLOCK_TOKENS;
+constexpr unsigned SPLIT_STEPS = SPLIT_BLOCKS / STEP_BLOCKS;
 constexpr unsigned ATTEND_THREADS = 128;
 constexpr unsigned ATTEND_WARPS = ATTEND_THREADS / WARP;
 constexpr unsigned MERGE_THREADS = 64;
-// Lanes that share a block of keys: each has two tokens, one word of every row of K.
+// Lanes that share a block of keys: each has two tokens, one word of every row of K. A warp has a
+// step.
 constexpr unsigned KEY_LANES = BLOCK_TOKENS / 2;
-constexpr unsigned KEY_BLOCKS = WARP / KEY_LANES;
+static_assert(WARP / KEY_LANES == STEP_BLOCKS, "a warp scores one step");
 
 // A partial state in floats: [0] the maximum, [16..32) the lane sums, [32..) the accumulator.
 constexpr unsigned STATE_SUMS = 16;
@@ -62,10 +67,10 @@ struct alignas(16) Tile {
     float query[HEAD_DIM][QUERIES];
     // Scores, then weights, of the split's tokens.
     float weight[QUERIES][SPLIT_TOKENS];
-    // Per block its largest score, then the maximum up to it.
-    float largest[QUERIES][SPLIT_BLOCKS];
-    // Per block what the state before it is multiplied by.
-    float decay[QUERIES][SPLIT_BLOCKS];
+    // Per step its largest score, then the maximum up to it.
+    float largest[QUERIES][SPLIT_STEPS];
+    // Per step what the state before it is multiplied by.
+    float decay[QUERIES][SPLIT_STEPS];
     // Tokens of this split that each query sees; 0 for places without a query.
     unsigned tokens[QUERIES];
     unsigned slot[SPLIT_BLOCKS];
@@ -73,6 +78,10 @@ struct alignas(16) Tile {
 
 static __device__ __forceinline__ unsigned blocks_of(unsigned tokens) {
     return (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+}
+
+static __device__ __forceinline__ unsigned steps_of(unsigned tokens) {
+    return (tokens + STEP_TOKENS - 1) / STEP_TOKENS;
 }
 
 // The number of a query among all rows and heads.
@@ -136,23 +145,22 @@ static __device__ __forceinline__ unsigned begin(const Attend &launch, const uin
     return blocks;
 }
 
-// Scores of all tokens and the largest of each block. A warp takes four blocks, eight lanes a
-// block, two tokens a lane. Two chains of FMA over even and odd dimensions, as on the host.
+// Scores of all tokens and the largest of each step. A warp takes a step, eight lanes a block, two
+// tokens a lane: one chain of FMA over the dimensions, as on the host.
 template <unsigned HEAD_DIM, unsigned QUERIES>
 static __device__ __forceinline__ void scores(const Attend &launch, unsigned blocks,
                                               Tile<HEAD_DIM, QUERIES> &shared) {
     const unsigned lane = threadIdx.x % WARP;
     const unsigned pair = lane % KEY_LANES;
-    for (unsigned first = threadIdx.x / WARP * KEY_BLOCKS; first < blocks;
-         first += ATTEND_WARPS * KEY_BLOCKS) {
-        const unsigned block = first + lane / KEY_LANES;
-        // All lanes stay for the shuffles; those without a block repeat the last one.
+    for (unsigned step = threadIdx.x / WARP; step * STEP_BLOCKS < blocks; step += ATTEND_WARPS) {
+        const unsigned block = step * STEP_BLOCKS + lane / KEY_LANES;
+        // Behind the last block it stands in for those that are missing: no query sees them.
         const unsigned long long slot = shared.slot[block < blocks ? block : blocks - 1];
         const unsigned *keys = launch.slots + slot * slot_words(HEAD_DIM) + pair;
-        float2 even[QUERIES], odd[QUERIES];
+        float2 sum[QUERIES];
 #pragma unroll
         for (unsigned query = 0; query < QUERIES; query++) {
-            even[query] = odd[query] = float2{0.0f, 0.0f};
+            sum[query] = float2{0.0f, 0.0f};
         }
         for (unsigned d = 0; d < HEAD_DIM; d += 16) {
             unsigned words[16];
@@ -161,17 +169,13 @@ static __device__ __forceinline__ void scores(const Attend &launch, unsigned blo
                 words[i] = keys[(d + i) * KEY_LANES];
             }
 #pragma unroll
-            for (unsigned i = 0; i < 16; i += 2) {
-                const float2 low = widened(words[i]);
-                const float2 high = widened(words[i + 1]);
+            for (unsigned i = 0; i < 16; i++) {
+                const float2 key = widened(words[i]);
 #pragma unroll
                 for (unsigned query = 0; query < QUERIES; query++) {
                     const float x = shared.query[d + i][query];
-                    const float y = shared.query[d + i + 1][query];
-                    even[query].x = __fmaf_rn(low.x, x, even[query].x);
-                    even[query].y = __fmaf_rn(low.y, x, even[query].y);
-                    odd[query].x = __fmaf_rn(high.x, y, odd[query].x);
-                    odd[query].y = __fmaf_rn(high.y, y, odd[query].y);
+                    sum[query].x = __fmaf_rn(key.x, x, sum[query].x);
+                    sum[query].y = __fmaf_rn(key.y, x, sum[query].y);
                 }
             }
         }
@@ -179,54 +183,43 @@ static __device__ __forceinline__ void scores(const Attend &launch, unsigned blo
 #pragma unroll
         for (unsigned query = 0; query < QUERIES; query++) {
             const unsigned tokens = shared.tokens[query];
-            float x = __fadd_rn(even[query].x, odd[query].x);
-            float y = __fadd_rn(even[query].y, odd[query].y);
-            x = token < tokens ? x : minus_infinity();
-            y = token + 1 < tokens ? y : minus_infinity();
+            const float x = token < tokens ? sum[query].x : minus_infinity();
+            const float y = token + 1 < tokens ? sum[query].y : minus_infinity();
             float most = larger(x, y);
 #pragma unroll
-            for (unsigned step = KEY_LANES / 2; step > 0; step /= 2) {
-                most = larger(most, __shfl_xor_sync(FULL_WARP, most, step));
+            for (unsigned bits = WARP / 2; bits > 0; bits /= 2) {
+                most = larger(most, __shfl_xor_sync(FULL_WARP, most, bits));
             }
-            if (block < blocks) {
-                shared.weight[query][token] = x;
-                shared.weight[query][token + 1] = y;
-                if (pair == 0) {
-                    shared.largest[query][block] = most;
-                }
+            shared.weight[query][token] = x;
+            shared.weight[query][token + 1] = y;
+            if (lane == 0) {
+                shared.largest[query][step] = most;
             }
         }
     }
     __syncthreads();
 }
 
-// The running maximum of each query and the decay at each block; a warp takes a query, a lane two
-// blocks. Most blocks bring no new maximum, and their decay is exactly 1; the first block's is 0.
+// The running maximum of each query and the decay at each step; a warp takes a query, a lane one
+// step. Most steps bring no new maximum, and their decay is exactly 1; the first step's is 0.
 template <unsigned HEAD_DIM, unsigned QUERIES>
 static __device__ __forceinline__ void maxima(Tile<HEAD_DIM, QUERIES> &shared) {
     const unsigned lane = threadIdx.x % WARP;
     for (unsigned query = threadIdx.x / WARP; query < QUERIES; query += ATTEND_WARPS) {
-        const unsigned blocks = blocks_of(shared.tokens[query]);
-        const unsigned block = 2 * lane;
-        const float first = block < blocks ? shared.largest[query][block] : minus_infinity();
-        const float second =
-            block + 1 < blocks ? shared.largest[query][block + 1] : minus_infinity();
-        float through = larger(first, second);
+        const unsigned steps = steps_of(shared.tokens[query]);
+        float through = lane < steps ? shared.largest[query][lane] : minus_infinity();
 #pragma unroll
-        for (unsigned step = 1; step < WARP; step *= 2) {
-            const float other = __shfl_up_sync(FULL_WARP, through, step);
-            through = lane >= step ? larger(other, through) : through;
+        for (unsigned by = 1; by < SPLIT_STEPS; by *= 2) {
+            const float other = __shfl_up_sync(FULL_WARP, through, by);
+            through = lane >= by ? larger(other, through) : through;
         }
         float before = __shfl_up_sync(FULL_WARP, through, 1);
         before = lane == 0 ? minus_infinity() : before;
-        const float middle = larger(before, first);
-        const float after = larger(middle, second);
-        shared.largest[query][block] = middle;
-        shared.largest[query][block + 1] = after;
-        shared.decay[query][block] =
-            middle == before ? 1.0f : exp2_fixed(__fsub_rn(before, middle));
-        shared.decay[query][block + 1] =
-            after == middle ? 1.0f : exp2_fixed(__fsub_rn(middle, after));
+        if (lane < SPLIT_STEPS) {
+            shared.largest[query][lane] = through;
+            shared.decay[query][lane] =
+                through == before ? 1.0f : exp2_fixed(__fsub_rn(before, through));
+        }
     }
     __syncthreads();
 }
@@ -234,17 +227,18 @@ static __device__ __forceinline__ void maxima(Tile<HEAD_DIM, QUERIES> &shared) {
 template <unsigned HEAD_DIM, unsigned QUERIES>
 static __device__ __forceinline__ void weights(Tile<HEAD_DIM, QUERIES> &shared) {
     for (unsigned query = 0; query < QUERIES; query++) {
-        const unsigned end = blocks_of(shared.tokens[query]) * BLOCK_TOKENS;
+        const unsigned end = steps_of(shared.tokens[query]) * STEP_TOKENS;
         for (unsigned token = threadIdx.x; token < end; token += ATTEND_THREADS) {
             const float score = shared.weight[query][token];
-            const float largest = shared.largest[query][token / BLOCK_TOKENS];
+            const float largest = shared.largest[query][token / STEP_TOKENS];
             shared.weight[query][token] = exp2_fixed(__fsub_rn(score, largest));
         }
     }
     __syncthreads();
 }
 
-// The first chain: 16 lane sums of each query, block after block.
+// The first chain: 16 lane sums of each query, step after step. Tokens that it does not see have
+// the weight 0.
 template <unsigned HEAD_DIM, unsigned QUERIES>
 static __device__ __forceinline__ void sums(const Attend &launch, const uint4 &tile,
                                             unsigned kv_head, unsigned split,
@@ -254,21 +248,26 @@ static __device__ __forceinline__ void sums(const Attend &launch, const uint4 &t
     if (query >= QUERIES || shared.tokens[query] == 0) {
         return;
     }
-    const unsigned blocks = blocks_of(shared.tokens[query]);
+    const unsigned steps = steps_of(shared.tokens[query]);
     float sum = 0.0f;
-    for (unsigned block = 0; block < blocks; block++) {
-        const float weight = shared.weight[query][block * BLOCK_TOKENS + lane];
-        sum = __fmaf_rn(sum, shared.decay[query][block], weight);
+    for (unsigned step = 0; step < steps; step++) {
+        const float *weight = &shared.weight[query][step * STEP_TOKENS + lane];
+        sum = __fmaf_rn(sum, shared.decay[query][step], weight[0]);
+#pragma unroll
+        for (unsigned block = 1; block < STEP_BLOCKS; block++) {
+            sum = __fadd_rn(sum, weight[block * BLOCK_TOKENS]);
+        }
     }
     const unsigned long long index = query_index(launch, tile, kv_head, query);
     float *state = state_of<HEAD_DIM>(launch, index, split);
     state[STATE_SUMS + lane] = sum;
     if (lane == 0) {
-        state[0] = shared.largest[query][blocks - 1];
+        state[0] = shared.largest[query][steps - 1];
     }
 }
 
-// What one block adds to the accumulators of one query: decay, then token after token.
+// What one block adds to the accumulators of one query, token after token; the first block of a
+// step decays them before.
 static __device__ __forceinline__ void add_block(float2 &sum, const unsigned (&words)[BLOCK_TOKENS],
                                                  const float *weights, float decay,
                                                  unsigned tokens) {
@@ -326,7 +325,9 @@ static __device__ __forceinline__ void values(const Attend &launch, const uint4 
             if (query < QUERIES && block * BLOCK_TOKENS < shared.tokens[query]) {
                 const float *weights = &shared.weight[query][block * BLOCK_TOKENS];
                 const unsigned tokens = shared.tokens[query] - block * BLOCK_TOKENS;
-                add_block(sum[i], words, weights, shared.decay[query][block], tokens);
+                const float decay =
+                    block % STEP_BLOCKS == 0 ? shared.decay[query][block / STEP_BLOCKS] : 1.0f;
+                add_block(sum[i], words, weights, decay, tokens);
             }
         }
     }
