@@ -9,13 +9,14 @@
 
 use std::ops::Range;
 
-use ids::SlotIdx;
+use ids::{SlotIdx, SummaryIdx};
 
 use crate::{
     memory::MemoryError,
     rope::RopeTable,
     sample::{SampleKey, Sampled, Sampling},
     slots::SlotShape,
+    summary::SummaryShape,
     weight::{Matrix, WeightError},
 };
 
@@ -117,15 +118,36 @@ pub struct KvWrite<'a, D: Device> {
     pub positions: &'a [u32],
 }
 
+/// The blocks of a sequence that one KV head attends to.
+///
+/// A row attends to all tokens of these blocks up to its own position, and blocks beyond it may be
+/// there. What makes a row's bits is the place of a block in this list, and nothing else of its
+/// index: so `absent = 0` is dense attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttendTable<'a> {
+    /// Their slots in ascending block index. The last ones are consecutive blocks: all that the
+    /// rows of this launch lie in.
+    pub slots: &'a [SlotIdx],
+    /// How many blocks of the sequence are left out, all of them before those that rows lie in. So
+    /// position `p` is token `p - 16 * absent` of the list.
+    pub absent: u32,
+}
+
+impl<'a> AttendTable<'a> {
+    /// Every block: place `i` is block index `i`, which holds positions `16 i ..`.
+    #[must_use]
+    pub fn dense(slots: &'a [SlotIdx]) -> Self {
+        Self { slots, absent: 0 }
+    }
+}
+
 /// Rows of one sequence and the blocks that they attend to.
 #[derive(Clone, Debug)]
 pub struct AttendSequence<'a> {
     /// Which rows of the batch, with ascending positions.
     pub rows: RowRange,
-    /// Per KV head, the slots of the sequence's blocks: place `i` is block index `i`, which holds
-    /// positions `16 i ..`. A row attends to all positions up to its own; blocks beyond it may be
-    /// there.
-    pub tables: &'a [&'a [SlotIdx]],
+    /// One for each KV head.
+    pub tables: &'a [AttendTable<'a>],
 }
 
 /// Softmax attention of every row over the blocks of its sequence.
@@ -144,6 +166,55 @@ pub struct Attend<'a, D: Device> {
     pub out: &'a mut D::Buffer<f32>,
 }
 
+/// Makes the summaries of sealed blocks.
+pub struct Summarise<'a> {
+    /// For each unit the slots of its block, layer by layer, KV heads ascending.
+    pub from: &'a [SlotIdx],
+    /// The units.
+    pub to: &'a [SummaryIdx],
+}
+
+/// Rows of one sequence and its blocks, from the first on without a gap.
+#[derive(Clone, Debug)]
+pub struct ScoreSequence<'a> {
+    /// Which rows of the batch.
+    pub rows: RowRange,
+    /// Blocks that are scored by their summaries.
+    pub summaries: &'a [SummaryIdx],
+    /// For each KV head the slots of the blocks behind them, scored by the stored keys up to each
+    /// row's position.
+    pub exact: &'a [&'a [SlotIdx]],
+}
+
+impl ScoreSequence<'_> {
+    /// Blocks of the sequence.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.summaries.len() + self.exact.first().map_or(0, |slots| slots.len())
+    }
+}
+
+/// How much of the attention of each row each block takes: the softmax over all tokens up to the
+/// row, summed by block and averaged over the query heads that share a KV head.
+pub struct Score<'a, D: Device> {
+    /// Heads of the layer.
+    pub shape: HeadShape,
+    /// Which layer of the summaries.
+    pub layer: usize,
+    /// `[rows][heads * head_dim]`, already rotated.
+    pub q: &'a D::Buffer<f32>,
+    /// Position of each row.
+    pub positions: &'a [u32],
+    /// Sequences of this batch; of rows in none of them the masses are left as they are.
+    pub sequences: &'a [ScoreSequence<'a>],
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Blocks that there is room for in `mass`.
+    pub stride: usize,
+    /// `[rows][kv_heads][stride]`: of each row and KV head 1 in all, 0 behind the last block.
+    pub mass: &'a mut D::Buffer<f32>,
+}
+
 /// A device and its launches. Work on one stream happens in the order of the calls.
 pub trait Device: Clone + Send + Sync + 'static {
     /// An array in device memory.
@@ -152,6 +223,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     type Weight: Send + Sync;
     /// The bounded memory for KV. Launches order their own accesses to it.
     type Slots: Send + Sync;
+    /// The bounded memory for key summaries. Launches order their own accesses to it.
+    type Summaries: Send + Sync;
     /// A queue of work, with its scratch memory.
     type Stream: Send;
     /// A point in a stream.
@@ -177,6 +250,12 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// # Errors
     /// When the head width is not supported or memory is short.
     fn slots(&self, shape: SlotShape) -> Result<Self::Slots, MemoryError>;
+
+    /// Allocates units for summaries, zeroed, once.
+    ///
+    /// # Errors
+    /// When the head width is not supported or memory is short.
+    fn summaries(&self, shape: SummaryShape) -> Result<Self::Summaries, MemoryError>;
 
     /// A new stream.
     ///
@@ -278,6 +357,41 @@ pub trait Device: Clone + Send + Sync + 'static {
     ) -> Result<(), DeviceLost>;
     /// Copies whole slots from the host.
     fn scatter(&self, stream: &mut Self::Stream, slots: &Self::Slots, from: &[u8], ids: &[SlotIdx]);
+    /// Makes summaries from the keys of sealed blocks.
+    fn summarise(
+        &self,
+        stream: &mut Self::Stream,
+        slots: &Self::Slots,
+        summaries: &Self::Summaries,
+        launch: Summarise<'_>,
+    );
+    /// Copies whole units to the host, one after the other, and waits.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn gather_summaries(
+        &self,
+        stream: &mut Self::Stream,
+        summaries: &Self::Summaries,
+        ids: &[SummaryIdx],
+        to: &mut [u8],
+    ) -> Result<(), DeviceLost>;
+    /// Copies whole units from the host.
+    fn scatter_summaries(
+        &self,
+        stream: &mut Self::Stream,
+        summaries: &Self::Summaries,
+        from: &[u8],
+        ids: &[SummaryIdx],
+    );
+    /// Masses of blocks.
+    fn score(
+        &self,
+        stream: &mut Self::Stream,
+        slots: &Self::Slots,
+        summaries: &Self::Summaries,
+        launch: Score<'_, Self>,
+    );
     /// Chooses a token for each row of `[rows][vocabulary]` logits, one request a row, and waits.
     /// The answers replace what is in `chosen`.
     ///

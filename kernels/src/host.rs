@@ -6,6 +6,8 @@ mod attend;
 mod matmul;
 mod pool;
 mod rowwise;
+mod score;
+mod summarise;
 #[cfg(test)]
 mod tests;
 
@@ -13,15 +15,16 @@ use std::{num::NonZeroUsize, sync::Arc};
 
 use crate::{
     NUMERICS_CLASS,
-    device::{Attend, Device, DeviceLost, Element, KvWrite, Matmul, RmsNorm},
+    device::{Attend, Device, DeviceLost, Element, KvWrite, Matmul, RmsNorm, Score, Summarise},
     isa::{Active, Isa},
     memory::{HugePages, MemoryError, Region},
     rope::RopeTable,
     sample::{self, SampleKey, Sampled, Sampling},
     slots::{SlotArena, SlotShape},
+    summary::{SummaryArena, SummaryShape},
     weight::{Matrix, PackedWeight, WeightError},
 };
-use ids::SlotIdx;
+use ids::{SlotIdx, SummaryIdx};
 use pool::Pool;
 pub use pool::THREADS_MAX;
 
@@ -114,6 +117,8 @@ pub struct HostStream {
     rows: matmul::QuantisedRows,
     /// Tiles and partial results of the current attention.
     attention: attend::Scratch,
+    /// Tiles and partial results of the current scoring.
+    scoring: score::Scratch,
     /// Candidates of the current sampling.
     candidates: sample::Candidates,
 }
@@ -152,6 +157,7 @@ impl Device for HostDevice {
     type Buffer<T: Element> = HostBuffer<T>;
     type Weight = PackedWeight;
     type Slots = SlotArena;
+    type Summaries = SummaryArena;
     type Stream = HostStream;
     type Event = HostEvent;
 
@@ -173,6 +179,10 @@ impl Device for HostDevice {
 
     fn slots(&self, shape: SlotShape) -> Result<SlotArena, MemoryError> {
         SlotArena::try_new(shape, self.huge_pages)
+    }
+
+    fn summaries(&self, shape: SummaryShape) -> Result<SummaryArena, MemoryError> {
+        SummaryArena::try_new(shape, self.huge_pages)
     }
 
     fn stream(&self) -> Result<HostStream, DeviceLost> {
@@ -319,6 +329,66 @@ impl Device for HostDevice {
                 *value = u16::from_le_bytes(*from);
             }
         }
+    }
+
+    fn summarise(
+        &self,
+        _stream: &mut HostStream,
+        slots: &SlotArena,
+        summaries: &SummaryArena,
+        launch: Summarise<'_>,
+    ) {
+        summarise::launch(self, slots, summaries, launch);
+    }
+
+    fn gather_summaries(
+        &self,
+        _stream: &mut HostStream,
+        summaries: &SummaryArena,
+        ids: &[SummaryIdx],
+        to: &mut [u8],
+    ) -> Result<(), DeviceLost> {
+        let bytes = summaries.shape().unit_bytes();
+        assert_eq!(to.len(), ids.len() * bytes, "units fill their target exactly");
+        let columns = summaries.shape().columns();
+        summaries.read(|units| {
+            for (id, to) in ids.iter().zip(to.chunks_exact_mut(bytes)) {
+                for (column, to) in to.chunks_exact_mut(bytes / columns).enumerate() {
+                    let words = units.column(*id, column);
+                    for (to, word) in to.as_chunks_mut().0.iter_mut().zip(words) {
+                        *to = word.to_le_bytes();
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn scatter_summaries(
+        &self,
+        _stream: &mut HostStream,
+        summaries: &SummaryArena,
+        from: &[u8],
+        ids: &[SummaryIdx],
+    ) {
+        let bytes = summaries.shape().unit_bytes();
+        assert_eq!(from.len(), ids.len() * bytes, "units use their source up");
+        summaries.write(ids, |index, column, to| {
+            let from = from[index * bytes + column * to.len() * 4..].as_chunks().0;
+            for (word, from) in to.iter_mut().zip(from) {
+                *word = u32::from_le_bytes(*from);
+            }
+        });
+    }
+
+    fn score(
+        &self,
+        stream: &mut HostStream,
+        slots: &SlotArena,
+        summaries: &SummaryArena,
+        launch: Score<'_, Self>,
+    ) {
+        score::launch(self, &mut stream.scoring, (slots, summaries), launch);
     }
 
     fn sample(

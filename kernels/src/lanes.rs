@@ -43,6 +43,27 @@ pub(crate) trait Lanes: Copy {
     fn zero_where_below(self, key: Self, limit: Self) -> Self;
     /// Whether no lane is infinite or NaN.
     fn all_finite(self) -> bool;
+    /// Sixteen words of codes.
+    type Codes: Copy;
+    /// Sixteen sums of products of codes, as integers.
+    type Products: Copy;
+
+    fn load_codes(from: &[u32; LANES]) -> Self::Codes;
+    /// The lower four bits of each byte.
+    fn low_nibbles(codes: Self::Codes) -> Self::Codes;
+    /// The upper four bits of each byte.
+    fn high_nibbles(codes: Self::Codes) -> Self::Codes;
+    fn no_products() -> Self::Products;
+    /// Adds the products of each lane's four bytes, at most 15, with four signed bytes of `query`,
+    /// not -128.
+    fn add_products(sums: Self::Products, codes: Self::Codes, query: i32) -> Self::Products;
+    /// The sums as values; the caller knows that they are below 2^24.
+    fn products(sums: Self::Products) -> Self;
+    /// The bytes of four words, the first one lowest, as values.
+    fn bytes(words: &[u32; 4]) -> Self;
+    /// Bits 2i and 2i + 1 of the word in lane i, as values.
+    fn pairs_of_bits(word: u32) -> Self;
+
     /// To i16, ties to even; the caller knows that the values fit.
     fn store_i16(self, to: &mut [i16; LANES]);
 
@@ -60,6 +81,12 @@ pub(crate) trait Lanes: Copy {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
         tree_sum(lanes)
+    }
+
+    /// In lane i the sum over the lanes of vector i, each by the tree of [`Self::sum`].
+    #[inline(always)]
+    fn sums(vectors: [Self; LANES]) -> Self {
+        Self::load(&vectors.map(Self::sum))
     }
 
     /// The largest lane (of lanes without NaN, where order does not matter).
@@ -242,6 +269,64 @@ impl Lanes for PortableLanes {
     #[inline(always)]
     fn add_bits(self, bits: Self) -> Self {
         self.zip(bits, |value, bits| f32::from_bits(value.to_bits().wrapping_add(bits.to_bits())))
+    }
+
+    type Codes = [u32; LANES];
+    type Products = [i32; LANES];
+
+    #[inline(always)]
+    fn load_codes(from: &[u32; LANES]) -> Self::Codes {
+        *from
+    }
+
+    #[inline(always)]
+    fn low_nibbles(codes: Self::Codes) -> Self::Codes {
+        codes.map(|word| word & 0x0f0f_0f0f)
+    }
+
+    #[inline(always)]
+    fn high_nibbles(codes: Self::Codes) -> Self::Codes {
+        codes.map(|word| word >> 4 & 0x0f0f_0f0f)
+    }
+
+    #[inline(always)]
+    fn no_products() -> Self::Products {
+        [0; LANES]
+    }
+
+    #[inline(always)]
+    fn add_products(sums: Self::Products, codes: Self::Codes, query: i32) -> Self::Products {
+        let query = query.to_le_bytes();
+        let mut out = sums;
+        for (sum, word) in out.iter_mut().zip(codes) {
+            for (code, query) in word.to_le_bytes().into_iter().zip(query) {
+                *sum += i32::from(code) * i32::from(query as i8);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn products(sums: Self::Products) -> Self {
+        Self(sums.map(|sum| sum as f32))
+    }
+
+    #[inline(always)]
+    fn bytes(words: &[u32; 4]) -> Self {
+        let mut out = [0.0; LANES];
+        for (four, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *four = word.to_le_bytes().map(f32::from);
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    fn pairs_of_bits(word: u32) -> Self {
+        let mut out = [0.0; LANES];
+        for (lane, value) in out.iter_mut().enumerate() {
+            *value = (word >> (2 * lane) & 3) as f32;
+        }
+        Self(out)
     }
 
     #[inline(always)]

@@ -36,23 +36,25 @@ mod memory;
 mod rope;
 mod sample;
 mod slots;
+mod summary;
 mod weight;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use device::{
-    Attend, AttendSequence, Device, DeviceLost, Element, Epilogue, HeadShape, KvWrite, Matmul,
-    MatmulOutput, RmsNorm, RowRange,
+    Attend, AttendSequence, AttendTable, Device, DeviceLost, Element, Epilogue, HeadShape, KvWrite,
+    Matmul, MatmulOutput, RmsNorm, RowRange, Score, ScoreSequence, Summarise,
 };
 pub use host::{
     HostBuffer, HostDevice, HostEvent, HostOptions, HostStream, OpenError, THREADS_MAX,
 };
-pub use ids::{BLOCK_TOKENS, SlotIdx};
+pub use ids::{BLOCK_TOKENS, SlotIdx, SummaryIdx};
 pub use isa::{Isa, ParseIsaError};
 pub use memory::{HugePages, MemoryError};
 pub use rope::{RopeError, RopeScaling, RopeSpec, RopeStyle, RopeTable, Yarn, YarnAttention};
 pub use sample::{SampleKey, Sampled, Sampling, SamplingError};
 pub use slots::{SlotArena, SlotShape, slot_bytes};
+pub use summary::{ParseSummaryError, SummaryArena, SummaryKind, SummaryShape};
 pub use weight::{Matrix, PackedWeight, WeightError, WeightFormat};
 
 /// The arithmetic of the host device. Nodes whose class is equal produce equal bits.

@@ -71,6 +71,36 @@ fn finite_8(value: __m256) -> bool {
     op!(_mm256_movemask_ps(inside)) == 0xff
 }
 
+/// Products of two neighbours fit 16 bits: at most 2 * 15 * 127.
+#[inline(always)]
+fn add_products_8(sums: __m256i, codes: __m256i, query: __m256i) -> __m256i {
+    let pairs = op!(_mm256_maddubs_epi16(codes, query));
+    let ones = op!(_mm256_set1_epi16(1));
+    let fours = op!(_mm256_madd_epi16(pairs, ones));
+    op!(_mm256_add_epi32(sums, fours))
+}
+
+#[inline(always)]
+fn pairs_8(word: __m256i, shifts: __m256i) -> __m256 {
+    let shifted = op!(_mm256_srlv_epi32(word, shifts));
+    let mask = op!(_mm256_set1_epi32(3));
+    let pairs = op!(_mm256_and_si256(shifted, mask));
+    op!(_mm256_cvtepi32_ps(pairs))
+}
+
+/// The tree of `Lanes::sum` from eight lanes on.
+#[inline(always)]
+fn sum_8(eight: __m256) -> f32 {
+    let high = op!(_mm256_extractf128_ps::<1>(eight));
+    let low = op!(_mm256_castps256_ps128(eight));
+    let four = op!(_mm_add_ps(low, high));
+    let upper = op!(_mm_movehl_ps(four, four));
+    let two = op!(_mm_add_ps(four, upper));
+    let second = op!(_mm_movehdup_ps(two));
+    let one = op!(_mm_add_ss(two, second));
+    op!(_mm_cvtss_f32(one))
+}
+
 impl Lanes for Avx2Lanes {
     const WIDE: bool = false;
 
@@ -114,6 +144,60 @@ impl Lanes for Avx2Lanes {
         Self(widen_bf16(low), widen_bf16(high))
     }
 
+    type Codes = (__m256i, __m256i);
+    type Products = (__m256i, __m256i);
+
+    #[inline(always)]
+    fn load_codes(from: &[u32; LANES]) -> Self::Codes {
+        let low = op!(_mm256_loadu_si256(from.as_ptr().cast()));
+        (low, op!(_mm256_loadu_si256(from[8..].as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn low_nibbles(codes: Self::Codes) -> Self::Codes {
+        let mask = op!(_mm256_set1_epi8(15));
+        (op!(_mm256_and_si256(codes.0, mask)), op!(_mm256_and_si256(codes.1, mask)))
+    }
+
+    #[inline(always)]
+    fn high_nibbles(codes: Self::Codes) -> Self::Codes {
+        let shifted = (op!(_mm256_srli_epi32::<4>(codes.0)), op!(_mm256_srli_epi32::<4>(codes.1)));
+        Self::low_nibbles(shifted)
+    }
+
+    #[inline(always)]
+    fn no_products() -> Self::Products {
+        (op!(_mm256_setzero_si256()), op!(_mm256_setzero_si256()))
+    }
+
+    #[inline(always)]
+    fn add_products(sums: Self::Products, codes: Self::Codes, query: i32) -> Self::Products {
+        let query = op!(_mm256_set1_epi32(query));
+        (add_products_8(sums.0, codes.0, query), add_products_8(sums.1, codes.1, query))
+    }
+
+    #[inline(always)]
+    fn products(sums: Self::Products) -> Self {
+        Self(op!(_mm256_cvtepi32_ps(sums.0)), op!(_mm256_cvtepi32_ps(sums.1)))
+    }
+
+    #[inline(always)]
+    fn bytes(words: &[u32; 4]) -> Self {
+        let all = op!(_mm_loadu_si128(words.as_ptr().cast()));
+        let low = op!(_mm256_cvtepu8_epi32(all));
+        let upper = op!(_mm_srli_si128::<8>(all));
+        let high = op!(_mm256_cvtepu8_epi32(upper));
+        Self(op!(_mm256_cvtepi32_ps(low)), op!(_mm256_cvtepi32_ps(high)))
+    }
+
+    #[inline(always)]
+    fn pairs_of_bits(word: u32) -> Self {
+        let word = op!(_mm256_set1_epi32(word as i32));
+        let low = op!(_mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        let high = op!(_mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30));
+        Self(pairs_8(word, low), pairs_8(word, high))
+    }
+
     both!(add, _mm256_add_ps);
     both!(sub, _mm256_sub_ps);
     both!(mul, _mm256_mul_ps);
@@ -142,6 +226,11 @@ impl Lanes for Avx2Lanes {
     #[inline(always)]
     fn add_bits(self, bits: Self) -> Self {
         Self(add_bits_8(self.0, bits.0), add_bits_8(self.1, bits.1))
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        sum_8(op!(_mm256_add_ps(self.0, self.1)))
     }
 
     #[inline(always)]
@@ -229,6 +318,59 @@ impl Lanes for Avx512Lanes {
         Self(op!(_mm512_castsi512_ps(shifted)))
     }
 
+    type Codes = __m512i;
+    type Products = __m512i;
+
+    #[inline(always)]
+    fn load_codes(from: &[u32; LANES]) -> Self::Codes {
+        op!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn low_nibbles(codes: Self::Codes) -> Self::Codes {
+        let mask = op!(_mm512_set1_epi8(15));
+        op!(_mm512_and_si512(codes, mask))
+    }
+
+    #[inline(always)]
+    fn high_nibbles(codes: Self::Codes) -> Self::Codes {
+        Self::low_nibbles(op!(_mm512_srli_epi32::<4>(codes)))
+    }
+
+    #[inline(always)]
+    fn no_products() -> Self::Products {
+        op!(_mm512_setzero_si512())
+    }
+
+    #[inline(always)]
+    fn add_products(sums: Self::Products, codes: Self::Codes, query: i32) -> Self::Products {
+        let query = op!(_mm512_set1_epi32(query));
+        op!(_mm512_dpbusd_epi32(sums, codes, query))
+    }
+
+    #[inline(always)]
+    fn products(sums: Self::Products) -> Self {
+        Self(op!(_mm512_cvtepi32_ps(sums)))
+    }
+
+    #[inline(always)]
+    fn bytes(words: &[u32; 4]) -> Self {
+        let all = op!(_mm_loadu_si128(words.as_ptr().cast()));
+        let wide = op!(_mm512_cvtepu8_epi32(all));
+        Self(op!(_mm512_cvtepi32_ps(wide)))
+    }
+
+    #[inline(always)]
+    fn pairs_of_bits(word: u32) -> Self {
+        let word = op!(_mm512_set1_epi32(word as i32));
+        let shifts =
+            op!(_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+        let shifted = op!(_mm512_srlv_epi32(word, shifts));
+        let mask = op!(_mm512_set1_epi32(3));
+        let pairs = op!(_mm512_and_si512(shifted, mask));
+        Self(op!(_mm512_cvtepi32_ps(pairs)))
+    }
+
     one!(add, _mm512_add_ps);
     one!(sub, _mm512_sub_ps);
     one!(mul, _mm512_mul_ps);
@@ -279,6 +421,47 @@ impl Lanes for Avx512Lanes {
         let whole = op!(_mm512_cvtps_epi32(self.0));
         let packed = op!(_mm512_cvtsepi32_epi16(whole));
         op!(_mm256_storeu_si256(to.as_mut_ptr().cast(), packed));
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let high = op!(_mm512_extractf32x8_ps::<1>(self.0));
+        let low = op!(_mm512_castps512_ps256(self.0));
+        sum_8(op!(_mm256_add_ps(low, high)))
+    }
+
+    #[inline(always)]
+    fn sums(vectors: [Self; LANES]) -> Self {
+        // Each step adds what `sum` adds there, of twice as many vectors in one register.
+        let v = vectors;
+        let mut eights = [v[0].0; 8];
+        for at in 0..8 {
+            let (a, b) = (v[2 * at].0, v[2 * at + 1].0);
+            let low = op!(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b));
+            let high = op!(_mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+            eights[at] = op!(_mm512_add_ps(low, high));
+        }
+        let mut fours = [v[0].0; 4];
+        for at in 0..4 {
+            let (a, b) = (eights[2 * at], eights[2 * at + 1]);
+            let low = op!(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b));
+            let high = op!(_mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+            fours[at] = op!(_mm512_add_ps(low, high));
+        }
+        let mut twos = [v[0].0; 2];
+        for at in 0..2 {
+            let a = op!(_mm512_castps_pd(fours[2 * at]));
+            let b = op!(_mm512_castps_pd(fours[2 * at + 1]));
+            let low = op!(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
+            let high = op!(_mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+            twos[at] = op!(_mm512_add_ps(low, high));
+        }
+        let even = op!(_mm512_shuffle_ps::<0b10_00_10_00>(twos[0], twos[1]));
+        let odd = op!(_mm512_shuffle_ps::<0b11_01_11_01>(twos[0], twos[1]));
+        let sums = op!(_mm512_add_ps(even, odd));
+        // Vector i stands in 128-bit part i % 4, place i / 4.
+        let order = op!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        Self(op!(_mm512_permutexvar_ps(order, sums)))
     }
 
     #[inline(always)]

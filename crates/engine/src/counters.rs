@@ -1,6 +1,14 @@
 //! What a loop has done and is doing, for metrics and for liveness. Read from other threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ids::Span;
+use tokio::time::Instant;
+
+fn add(total: &AtomicU64, time: Duration) {
+    total.fetch_add(Span::from(time).0, Ordering::Relaxed);
+}
 
 /// Written by one loop, read by anybody.
 #[derive(Debug, Default)]
@@ -11,6 +19,10 @@ pub struct Counters {
     waiting: AtomicU32,
     running: AtomicU32,
     stopped: AtomicBool,
+    /// Nanoseconds.
+    slices_awaited: AtomicU64,
+    scored: AtomicU64,
+    chosen: AtomicU64,
 }
 
 /// One reading of [`Counters`].
@@ -29,6 +41,12 @@ pub struct LoopState {
     pub running: u32,
     /// The thread has ended.
     pub stopped: bool,
+    /// Time that steps stood still for slices and for the choice of blocks.
+    pub awaited: Span,
+    /// Time that the background spent with masses, and with choosing and fetching.
+    pub scored: Span,
+    /// See `scored`.
+    pub chosen: Span,
 }
 
 impl Counters {
@@ -42,12 +60,25 @@ impl Counters {
             waiting: self.waiting.load(Ordering::Relaxed),
             running: self.running.load(Ordering::Relaxed),
             stopped: self.stopped.load(Ordering::Relaxed),
+            awaited: Span(self.slices_awaited.load(Ordering::Relaxed)),
+            scored: Span(self.scored.load(Ordering::Relaxed)),
+            chosen: Span(self.chosen.load(Ordering::Relaxed)),
         }
     }
 
     pub(crate) fn stepped(&self, rows: usize) {
         self.steps.fetch_add(1, Ordering::Relaxed);
         self.rows.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    /// A step has stood still since then.
+    pub(crate) fn awaited_since(&self, since: Instant) {
+        add(&self.slices_awaited, since.elapsed());
+    }
+
+    pub(crate) fn scored(&self, scored: Duration, chosen: Duration) {
+        add(&self.scored, scored);
+        add(&self.chosen, chosen);
     }
 
     pub(crate) fn turned(&self) {

@@ -133,6 +133,10 @@ impl<D: Device> DeviceKv<D> {
         u32::try_from(slots).unwrap_or(u32::MAX)
     }
 
+    pub(crate) fn device(&self) -> &D {
+        &self.0.device
+    }
+
     pub(crate) fn slots(&self) -> &D::Slots {
         &self.0.slots
     }
@@ -212,7 +216,7 @@ impl<D: Device> DeviceKv<D> {
 
     /// Copies host slices to slots, one each, and waits: the slices may go and a step may read the
     /// slots as soon as this returns.
-    fn scatter<S: Deref<Target = [u8]>>(
+    pub(crate) fn scatter<S: Deref<Target = [u8]>>(
         &self,
         slots: &[SlotIdx],
         slices: &[S],

@@ -11,13 +11,21 @@ mod device;
 mod digest;
 mod fit;
 mod prefill;
+mod sparse;
 
 pub use counters::{Counters, LoopState};
-pub use decode::{Admission, DecodeEngine, DecodeItem, DecodeOptions, SequenceHandle};
+pub use decode::{
+    Admission, DecodeEngine, DecodeItem, DecodeOptions, KvUsage, Probe, Probed, PromptKv,
+    SequenceHandle, SparsePrompt,
+};
 pub use device::{DeviceKv, DeviceKvError, LoadError};
 pub use digest::LogitsDigest;
 pub use prefill::{
     CachedBlock, HostBlock, PrefillEngine, PrefillJob, PrefillOptions, PrefillOutput, Prefilled,
+};
+
+pub use sparse::{
+    Arrival, Backing, BackingError, HostBacking, SliceAt, Slices, SummaryKv, SummaryKvError,
 };
 
 /// A loop did not take the work; nothing was done.
@@ -48,6 +56,9 @@ pub enum StartError {
     /// No thread.
     #[error("starting the loop's thread")]
     Thread(#[from] std::io::Error),
+    /// No unit of summaries for prefill to work in.
+    #[error("the memory for summaries has no free unit")]
+    Summaries,
     /// No memory for the activations.
     #[error(transparent)]
     Scratch(#[from] model::ScratchError),

@@ -23,9 +23,11 @@ use transfer::{Slot, SlotMut};
 use crate::counters::{Counters, LoopState};
 use crate::device::DeviceKv;
 use crate::fit::Fit;
+use crate::sparse::{Summariser, SummaryKv};
 use crate::{StartError, SubmitError};
 
 mod job;
+mod window;
 
 use job::{Job, Progress};
 
@@ -51,6 +53,9 @@ pub struct HostBlock {
     pub receipt: BlockReceipt,
     /// In the receipt's order.
     pub slices: Arc<[Slot]>,
+    /// The summaries of its keys, for all layers and heads, of a sealed block where the loop makes
+    /// them.
+    pub summary: Option<Arc<[u8]>>,
 }
 
 /// A sealed block of an earlier prompt with the same prefix.
@@ -69,6 +74,8 @@ pub struct PrefillJob {
     pub reservation: SlotReservation,
     /// Host slots for every block that is not cached, the open one included.
     pub host: Vec<SlotMut>,
+    /// Whether the first working set is to be scored; the loop must make summaries for that.
+    pub score: bool,
     /// Set by whoever loses interest; looked at between layers.
     pub cancelled: Arc<AtomicBool>,
 }
@@ -94,6 +101,9 @@ pub struct Prefilled {
     pub cached_blocks: usize,
     /// The open block, if the prompt's length is no multiple of 16; unused lanes are zero.
     pub tail: Option<HostBlock>,
+    /// Masses of all blocks by the queries of the last 32 tokens, `[layers][kv_heads][blocks]`,
+    /// where they were asked for: they choose the first working set.
+    pub first: Option<Arc<[f32]>>,
     /// Residual stream of the last token after the last layer, before the final norm.
     pub last_hidden: Arc<[f32]>,
     /// From submission to the first chunk.
@@ -126,6 +136,7 @@ impl PrefillEngine {
     pub fn start<D: Device>(
         model: Arc<Model<D>>,
         memory: DeviceKv<D>,
+        summaries: Option<SummaryKv<D>>,
         options: PrefillOptions,
     ) -> Result<Self, StartError> {
         let (commands, inbox) = sync_channel(options.waiting_max.get());
@@ -133,12 +144,19 @@ impl PrefillEngine {
         let stopping = Arc::new(AtomicBool::new(false));
         let shape = ScratchShape { rows: options.chunk_tokens.get(), logit_rows: 0 };
         let scratch = model.scratch(shape)?;
-        let fit = Fit::of(&model);
+        let fit = Fit::of(&model).with_drafts(0, summaries.as_ref());
+        let summariser = match summaries {
+            None => None,
+            Some(summaries) => Some(Summariser::try_new(&model, &memory, summaries)?),
+        };
         let mut state = Loop {
-            model,
-            memory,
-            scratch,
-            chunk_tokens: options.chunk_tokens.get(),
+            runner: Runner {
+                model,
+                memory,
+                scratch,
+                summariser,
+                chunk_tokens: options.chunk_tokens.get(),
+            },
             inbox,
             jobs: Jobs {
                 active_max: options.active_max.get(),
@@ -173,7 +191,7 @@ impl PrefillEngine {
         }
         let chunks = job.tokens.len().div_ceil(self.options.chunk_tokens.get());
         let (sender, receiver) = mpsc::channel(chunks + 2);
-        let job = Box::new(Job::new(job, sender));
+        let job = Box::new(Job::new(job, self.fit.shape(), sender));
         match self.commands.try_send(Command::Start(job)) {
             Ok(()) => Ok(receiver),
             Err(error) => {
@@ -212,14 +230,20 @@ impl Drop for PrefillEngine {
 }
 
 struct Loop<D: Device> {
-    model: Arc<Model<D>>,
-    memory: DeviceKv<D>,
-    scratch: Scratch<D>,
-    chunk_tokens: usize,
+    runner: Runner<D>,
     inbox: Receiver<Command>,
     jobs: Jobs,
     /// Set by the handle's Drop.
     stopping: Arc<AtomicBool>,
+}
+
+/// What chunks run on.
+struct Runner<D: Device> {
+    model: Arc<Model<D>>,
+    memory: DeviceKv<D>,
+    scratch: Scratch<D>,
+    summariser: Option<Summariser<D>>,
+    chunk_tokens: usize,
 }
 
 /// The prompts that are not being computed at this moment.
@@ -244,8 +268,7 @@ impl<D: Device> Loop<D> {
                 others.borrow_mut().drop_cancelled();
                 is_set(&self.stopping)
             };
-            let how = (self.chunk_tokens, &stop as &dyn Fn() -> bool);
-            let (rows, progress) = job.advance(&self.model, &self.memory, &mut self.scratch, how);
+            let (rows, progress) = job.advance(&mut self.runner, &stop);
             let counters = &self.jobs.counters;
             if rows > 0 {
                 counters.stepped(rows);

@@ -13,6 +13,6 @@ mod units;
 pub use block::{BLOCK_TOKENS, BlockHash, BlockIdx, BlockKey, SliceChecksum};
 pub use cluster::{Domain, Incarnation, InvalidName, NodeId, Role, Term, Tier};
 pub use digest::{InvalidHex, ModelDigest, PolicyDigest};
-pub use place::{KvHeadIdx, LayerIdx, ShardId, SliceId, SlotIdx};
+pub use place::{KvHeadIdx, LayerIdx, ShardId, SliceId, SlotIdx, SummaryIdx};
 pub use request::{Epoch, Position, SessionId, Tenant, TokenId};
 pub use units::{ByteCount, Moment, Span};

@@ -33,3 +33,9 @@ pub struct SliceId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SlotIdx(pub u32);
+
+/// Number of a unit of device memory for key summaries: the place of the summaries of one block,
+/// for all layers and KV heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct SummaryIdx(pub u32);

@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use ids::{BLOCK_TOKENS, KvHeadIdx, LayerIdx, Position, SlotIdx, TokenId};
 use kernels::{
-    Attend, AttendSequence, Device, DeviceLost, Epilogue, HeadShape, KvWrite, Matmul, MatmulOutput,
-    RmsNorm,
+    Attend, AttendSequence, AttendTable, Device, DeviceLost, Epilogue, HeadShape, KvWrite, Matmul,
+    MatmulOutput, RmsNorm,
 };
-use kv::BlockTable;
 
+use crate::attended::{Attended, LayerQueries, block_of};
 use crate::scratch::{Activations, Scratch};
 use crate::weights::{HeadNorms, Layer, Linear, Model};
 
@@ -22,7 +22,7 @@ pub struct Row {
     pub token: TokenId,
     /// Where in its sequence; its block must be in the table.
     pub position: Position,
-    /// Index of its sequence among the tables of the step.
+    /// Index of its sequence in the step.
     pub sequence: usize,
 }
 
@@ -30,9 +30,7 @@ pub struct Row {
 pub struct Step<'a, D: Device> {
     /// Rows of a sequence stand together, in ascending position; sequences may be mixed freely.
     pub rows: &'a [Row],
-    /// The sequences, with the blocks of the rows already appended.
-    pub tables: &'a [&'a BlockTable],
-    /// The device memory that the tables point into.
+    /// The device memory that holds the KV of the sequences.
     pub slots: &'a D::Slots,
     /// Asked before every layer: true ends the step (P6).
     pub stop: &'a dyn Fn() -> bool,
@@ -74,8 +72,8 @@ pub enum StepError {
 }
 
 impl<D: Device> Model<D> {
-    /// Runs all layers for all rows: writes their K and V, attends, and leaves the hidden states
-    /// in `scratch`, for [`Scratch::read_hidden`] and [`Model::logits_of_rows`].
+    /// Runs all layers for all rows: writes their K and V, attends to what `kv` says, and leaves
+    /// the hidden states in `scratch`, for [`Scratch::read_hidden`] and [`Model::logits_of_rows`].
     ///
     /// The slots of a block are zeroed here when its first token is run, so that lanes without a
     /// token are zero.
@@ -84,40 +82,41 @@ impl<D: Device> Model<D> {
     /// [`StepError`]; the hidden states are those of no step then.
     ///
     /// # Panics
-    /// When the step is larger than the scratch, a table is missing or lacks the block of a row,
+    /// When the step is larger than the scratch, a sequence is missing or lacks the block of a row,
     /// or the rows of a sequence do not ascend: faults of the caller.
-    pub fn forward(&self, scratch: &mut Scratch<D>, step: &Step<'_, D>) -> Result<(), StepError> {
+    pub fn forward(
+        &self,
+        scratch: &mut Scratch<D>,
+        step: &Step<'_, D>,
+        kv: &mut dyn Attended<D>,
+    ) -> Result<(), StepError> {
         scratch.hidden_rows = 0;
-        self.list(scratch, step)?;
+        self.list(scratch, step, kv)?;
         let count = step.rows.len();
         let Scratch { stream, activations, lists, .. } = &mut *scratch;
         if !lists.opened.is_empty() {
             self.device.zero(stream, step.slots, &lists.opened);
         }
         self.device.embed(stream, &self.weights.embedding, &lists.tokens, &mut activations.hidden);
-        let kv_heads = usize::from(self.spec.kv_heads);
+        let per_layer = count * usize::from(self.spec.kv_heads);
         let runs = runs(step.rows);
-        let columns = self.columns(step, &runs);
-        let mut sequences = Vec::with_capacity(runs.len());
         for (index, layer) in (0..).map(LayerIdx).zip(&self.weights.layers) {
             if (step.stop)() {
                 return Err(StepError::Stopped { layer: index.0 });
             }
-            let at = usize::from(index.0);
-            sequences.clear();
-            let tables = columns[at * runs.len() * kv_heads..].chunks_exact(kv_heads);
-            sequences.extend(
-                runs.iter()
-                    .zip(tables)
-                    .map(|(rows, tables)| AttendSequence { rows: rows.clone(), tables }),
-            );
+            let at = usize::from(index.0) * per_layer;
             let rows = LayerRows {
                 count,
                 positions: &lists.positions,
-                slots: &lists.slots[at * count * kv_heads..][..count * kv_heads],
-                sequences: &sequences,
+                slots: &lists.slots[at..at + per_layer],
             };
-            self.attention(stream, activations, layer, &rows, step.slots);
+            self.project(stream, activations, layer, &rows);
+            self.store(stream, activations, &rows, step.slots);
+            let (values, positions) = (&activations.query, rows.positions);
+            kv.prepare(LayerQueries { layer: index, stream, values, positions })?;
+            let tables = self.tables(step, kv, index, &runs);
+            self.attend(stream, activations, &rows, (step.slots, &sequences(&runs, &tables)));
+            self.mix(stream, activations, layer, count);
             self.feed_forward(stream, activations, layer, count);
         }
         self.device.synchronise(stream)?;
@@ -133,13 +132,16 @@ struct LayerRows<'a> {
     positions: &'a [u32],
     /// `[rows][kv_heads]`, of this layer.
     slots: &'a [SlotIdx],
-    /// Of this layer.
-    sequences: &'a [AttendSequence<'a>],
 }
 
 impl<D: Device> Model<D> {
     /// Checks the rows and writes down, once per step, what the launches of all layers need.
-    fn list(&self, scratch: &mut Scratch<D>, step: &Step<'_, D>) -> Result<(), StepError> {
+    fn list(
+        &self,
+        scratch: &mut Scratch<D>,
+        step: &Step<'_, D>,
+        kv: &dyn Attended<D>,
+    ) -> Result<(), StepError> {
         let count = step.rows.len();
         assert!(count <= scratch.shape.rows, "{count} rows in a scratch of {:?}", scratch.shape);
         let (vocab, context) = (self.spec.vocab, self.context());
@@ -161,13 +163,12 @@ impl<D: Device> Model<D> {
         lists.slots.clear();
         lists.slots.resize(self.spec.slices_per_block() * count, SlotIdx(0));
         for (index, row) in step.rows.iter().enumerate() {
-            let table = step.tables[row.sequence];
-            assert_eq!(table.shape(), self.spec.shape(), "a table of another model");
-            let block = row.position.0 as usize / BLOCK_TOKENS;
+            assert_eq!(kv.shape(row.sequence), self.spec.shape(), "blocks of another model");
+            let block = block_of(row.position.0);
             let open = opens_and_leaves_open(step.rows, index);
             for layer in 0..self.spec.layers {
                 for head in 0..self.spec.kv_heads {
-                    let slot = table.slots(LayerIdx(layer), KvHeadIdx(head))[block];
+                    let slot = kv.slot(row.sequence, LayerIdx(layer), KvHeadIdx(head), block);
                     let at = usize::from(layer) * count + index;
                     lists.slots[at * kv_heads + usize::from(head)] = slot;
                     if open {
@@ -179,35 +180,39 @@ impl<D: Device> Model<D> {
         Ok(())
     }
 
-    /// For every layer, every run of rows and every KV head, the slots that are attended to:
-    /// `[layers][runs][kv_heads]`.
-    fn columns<'a>(&self, step: &Step<'a, D>, runs: &[Range<usize>]) -> Vec<&'a [SlotIdx]> {
-        let mut columns = Vec::with_capacity(self.spec.slices_per_block() * runs.len());
-        for layer in 0..self.spec.layers {
-            for run in runs {
-                let table = step.tables[step.rows[run.start].sequence];
-                let heads = (0..self.spec.kv_heads).map(KvHeadIdx);
-                columns.extend(heads.map(|head| table.slots(LayerIdx(layer), head)));
-            }
-        }
-        columns
+    /// For every run of rows and every KV head what a layer attends to: `[runs][kv_heads]`.
+    fn tables<'a>(
+        &self,
+        step: &Step<'_, D>,
+        kv: &'a dyn Attended<D>,
+        layer: LayerIdx,
+        runs: &[Range<usize>],
+    ) -> Vec<Vec<AttendTable<'a>>> {
+        let heads = || (0..self.spec.kv_heads).map(KvHeadIdx);
+        let sequences = runs.iter().map(|run| step.rows[run.start].sequence);
+        sequences
+            .map(|sequence| heads().map(|head| kv.table(sequence, layer, head)).collect())
+            .collect()
     }
 
-    fn attention(
+    fn head_shape(&self) -> HeadShape {
+        HeadShape {
+            heads: usize::from(self.spec.heads),
+            kv_heads: usize::from(self.spec.kv_heads),
+            head_dim: usize::from(self.spec.head_dim),
+        }
+    }
+
+    /// The rows' queries, keys and values, rotated.
+    fn project(
         &self,
         stream: &mut D::Stream,
         activations: &mut Activations<D>,
         layer: &Layer<D>,
         rows: &LayerRows<'_>,
-        slots: &D::Slots,
     ) {
         let a = activations;
         let device = &self.device;
-        let shape = HeadShape {
-            heads: usize::from(self.spec.heads),
-            kv_heads: usize::from(self.spec.kv_heads),
-            head_dim: usize::from(self.spec.head_dim),
-        };
         device.rms_norm(
             stream,
             RmsNorm {
@@ -228,36 +233,59 @@ impl<D: Device> Model<D> {
         if let Some(norms) = &layer.head_norms {
             self.normalise_heads(stream, a, norms, rows.count);
         }
+        let shape = self.head_shape();
         device.rope(stream, &self.rope, shape.heads, rows.positions, &mut a.query);
         device.rope(stream, &self.rope, shape.kv_heads, rows.positions, &mut a.key);
-        // All rows are stored before any attends, because those of a chunk see one another, and
-        // see what is stored (rounded), as later chunks will.
-        device.kv_write(
+    }
+
+    /// All rows are stored before any attends, because those of a chunk see one another, and see
+    /// what is stored (rounded), as later chunks will.
+    fn store(
+        &self,
+        stream: &mut D::Stream,
+        a: &Activations<D>,
+        rows: &LayerRows<'_>,
+        slots: &D::Slots,
+    ) {
+        self.device.kv_write(
             stream,
             slots,
             KvWrite {
-                kv_heads: shape.kv_heads,
+                kv_heads: usize::from(self.spec.kv_heads),
                 k: &a.key,
                 v: &a.value,
                 slots: rows.slots,
                 positions: rows.positions,
             },
         );
-        device.attend(
+    }
+
+    fn attend(
+        &self,
+        stream: &mut D::Stream,
+        a: &mut Activations<D>,
+        rows: &LayerRows<'_>,
+        (slots, sequences): (&D::Slots, &[AttendSequence<'_>]),
+    ) {
+        self.device.attend(
             stream,
             slots,
             Attend {
-                shape,
+                shape: self.head_shape(),
                 q: &a.query,
                 positions: rows.positions,
-                sequences: rows.sequences,
+                sequences,
                 scale: self.attention_scale,
                 out: &mut a.mixed,
             },
         );
+    }
+
+    /// Back into the residual stream.
+    fn mix(&self, stream: &mut D::Stream, a: &mut Activations<D>, layer: &Layer<D>, rows: usize) {
         let outputs = &mut [product(&layer.attention_output, &mut a.hidden, Epilogue::Add)];
         let x = &a.mixed;
-        device.matmul(stream, Matmul { rows: rows.count, x, outputs });
+        self.device.matmul(stream, Matmul { rows, x, outputs });
     }
 
     /// Queries and keys, each head on its own; no head depends on how many there are.
@@ -316,6 +344,15 @@ fn product<'a, D: Device>(
     epilogue: Epilogue,
 ) -> MatmulOutput<'a, D> {
     MatmulOutput { weight: &linear.weight, bias: linear.bias.as_ref(), y, epilogue }
+}
+
+/// Each run of rows with its tables.
+fn sequences<'a>(
+    runs: &[Range<usize>],
+    tables: &'a [Vec<AttendTable<'a>>],
+) -> Vec<AttendSequence<'a>> {
+    let runs = runs.iter().zip(tables);
+    runs.map(|(rows, tables)| AttendSequence { rows: rows.clone(), tables }).collect()
 }
 
 /// The rows of each sequence that stand together.

@@ -4,6 +4,7 @@
 //! outside crate `kernels` (promise P1), nothing here decides which blocks a sequence has (`kv`),
 //! which rows run together (`engine`) or which token follows (sampling).
 
+mod attended;
 mod forward;
 mod load;
 mod logits;
@@ -13,6 +14,7 @@ mod scratch;
 mod spec;
 mod weights;
 
+pub use attended::{Attended, Dense, LayerQueries};
 pub use forward::{Row, Step, StepError};
 pub use load::{LoadError, LoadOptions, LoadProgress};
 pub use open::{ComputeConfig, InvalidCompute, OpenError, Opened, open};

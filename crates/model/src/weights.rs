@@ -85,6 +85,12 @@ impl<D: Device> Model<D> {
         &self.device
     }
 
+    /// Factor on the scores of attention.
+    #[must_use]
+    pub fn attention_scale(&self) -> f32 {
+        self.attention_scale
+    }
+
     /// Positions that can be run: those of the model, or fewer where `context_max` says so.
     #[must_use]
     pub fn context(&self) -> u32 {

@@ -1,9 +1,9 @@
 //! How one launch of attention is cut into tiles, and its slot tables as the kernels read them.
 //! Plain numbers; knows neither driver nor device memory.
 
-use ids::{BLOCK_TOKENS, SlotIdx};
+use ids::BLOCK_TOKENS;
 
-use crate::device::{AttendSequence, HeadShape};
+use crate::device::{AttendSequence, AttendTable, HeadShape};
 
 /// Block indices of one partial state, as on the host.
 const SPLIT_BLOCKS: usize = 64;
@@ -20,13 +20,17 @@ pub struct Tables {
 
 impl Tables {
     /// Copies the tables of all sequences.
+    ///
+    /// # Panics
+    /// When a table leaves blocks out: the kernels do not know how to, yet.
     #[must_use]
     pub fn collect(sequences: &[AttendSequence<'_>]) -> Self {
         let tables = || sequences.iter().flat_map(|sequence| sequence.tables);
-        let stride = tables().map(|table| table.len()).max().unwrap_or(0);
-        let padded = |table: &&[SlotIdx]| {
-            let padding = stride - table.len();
-            let slots = table.iter().map(|slot| slot.0);
+        let stride = tables().map(|table| table.slots.len()).max().unwrap_or(0);
+        let padded = |table: &AttendTable<'_>| {
+            assert_eq!(table.absent, 0, "attention over a subset has no CUDA kernel yet");
+            let padding = stride - table.slots.len();
+            let slots = table.slots.iter().map(|slot| slot.0);
             slots.chain(std::iter::repeat_n(0, padding)).collect::<Vec<u32>>()
         };
         Self { slots: tables().flat_map(padded).collect(), stride }
@@ -70,7 +74,7 @@ impl AttendPlan {
             let Some(&last) = positions[rows.clone()].last() else { continue };
             assert!(positions[rows.clone()].is_sorted(), "positions of a sequence ascend");
             let block = last as usize / BLOCK_TOKENS;
-            let shortest = sequence.tables.iter().map(|table| table.len()).min().unwrap_or(0);
+            let shortest = sequence.tables.iter().map(|table| table.slots.len()).min().unwrap_or(0);
             assert!(block < shortest, "block {block} of a table of {shortest} blocks");
             splits_max = splits_max.max(block / SPLIT_BLOCKS + 1);
             let all = queries_of(sequence);
@@ -99,6 +103,8 @@ pub(super) fn number(value: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use ids::SlotIdx;
+
     use super::*;
 
     const SHAPE: HeadShape = HeadShape { heads: 6, kv_heads: 2, head_dim: 64 };
@@ -106,8 +112,8 @@ mod tests {
     #[test]
     fn rows_are_cut_into_tiles_that_cover_every_query_once() {
         let slots: Vec<SlotIdx> = (0..70).map(SlotIdx).collect();
-        let tables: [&[SlotIdx]; 2] = [&slots, &slots[..66]];
-        let short: [&[SlotIdx]; 2] = [&slots[..1]; 2];
+        let tables = [&slots[..], &slots[..66]].map(AttendTable::dense);
+        let short = [AttendTable::dense(&slots[..1]); 2];
         let sequences = [
             AttendSequence { rows: 0..1, tables: &short },
             AttendSequence { rows: 1..6, tables: &tables },
@@ -127,7 +133,7 @@ mod tests {
     #[should_panic(expected = "block 4 of a table of 4 blocks")]
     fn a_table_that_is_too_short_stops_the_launch() {
         let slots: Vec<SlotIdx> = (0..4).map(SlotIdx).collect();
-        let tables: [&[SlotIdx]; 2] = [&slots, &slots];
+        let tables = [AttendTable::dense(&slots); 2];
         let sequences = [AttendSequence { rows: 0..1, tables: &tables }];
         drop(AttendPlan::cut(SHAPE, &[64], &sequences));
     }

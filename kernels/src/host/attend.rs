@@ -18,7 +18,7 @@ use ids::BLOCK_TOKENS;
 
 use super::{HostDevice, pool::Shared};
 use crate::{
-    device::{Attend, AttendSequence, HeadShape},
+    device::{Attend, AttendSequence, AttendTable, HeadShape},
     memory::Aligned,
     slots::{SlotArena, SlotsView},
 };
@@ -95,6 +95,11 @@ struct Work<'a> {
     out: Shared<f32>,
 }
 
+/// Tokens of the blocks that are left out.
+fn skipped(table: &AttendTable<'_>) -> u32 {
+    table.absent * BLOCK_TOKENS as u32
+}
+
 pub(super) fn launch(
     device: &HostDevice,
     scratch: &mut Scratch,
@@ -167,8 +172,9 @@ impl Work<'_> {
             for first in rows.clone().step_by(each) {
                 let rows = first..rows.end.min(first + each);
                 let last = self.positions[rows.end - 1];
-                for kv_head in 0..self.shape.kv_heads {
-                    let splits = last as usize / (SPLIT_BLOCKS * BLOCK_TOKENS) + 1;
+                for (kv_head, table) in tables.iter().enumerate() {
+                    let last = (last - skipped(table)) as usize;
+                    let splits = last / (SPLIT_BLOCKS * BLOCK_TOKENS) + 1;
                     let rows = rows.clone();
                     tiles.push(Tile { sequence, kv_head, rows, first_job: jobs, splits });
                     jobs += splits;
@@ -201,9 +207,11 @@ impl Work<'_> {
 
     /// The state of every query of a tile after one split's blocks.
     fn split(&self, tile: &Tile, split: usize, states: &mut [f32], table: &mut Table) {
-        let slots = self.sequences[tile.sequence].tables[tile.kv_head];
+        let own = &self.sequences[tile.sequence].tables[tile.kv_head];
+        let (slots, skipped) = (own.slots, skipped(own));
         let first = split * SPLIT_BLOCKS;
-        let last = self.positions[tile.rows.end - 1] as usize / BLOCK_TOKENS;
+        let positions = &self.positions[tile.rows.clone()];
+        let last = (positions[positions.len() - 1] - skipped) as usize / BLOCK_TOKENS;
         assert!(last < slots.len(), "block {last} of a table of {} blocks", slots.len());
         let blocks = &slots[first..(last + 1).min(first + SPLIT_BLOCKS)];
         let head_dim = self.shape.head_dim;
@@ -218,7 +226,7 @@ impl Work<'_> {
         walk::walk(
             self.device.active,
             Blocks { slots: self.slots, first, blocks },
-            Queries { values, positions: &self.positions[tile.rows.clone()], group: self.group },
+            Queries { values, positions, skipped, group: self.group },
             states,
             Desk {
                 weights: table.weights.take(count * STEP_TOKENS),

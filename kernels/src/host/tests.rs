@@ -7,8 +7,8 @@ use ids::SlotIdx;
 
 use super::*;
 use crate::{
-    AttendSequence, Epilogue, HeadShape, MatmulOutput, RopeScaling, RopeSpec, RopeStyle,
-    WeightFormat,
+    AttendSequence, AttendTable, Epilogue, HeadShape, MatmulOutput, RopeScaling, RopeSpec,
+    RopeStyle, WeightFormat,
 };
 
 /// Small exact numbers in a fixed order.
@@ -51,7 +51,8 @@ fn attend(device: &HostDevice, [q, k, v]: [&HostBuffer<f32>; 3]) -> HostBuffer<f
         (0..ROWS).flat_map(|row| tables.iter().map(move |table| table[row / 16])).collect();
     let launch = KvWrite { kv_heads: 4, k, v, slots: &ids, positions: &positions };
     device.kv_write(&mut stream, &slots, launch);
-    let tables: Vec<&[SlotIdx]> = tables.iter().map(Vec::as_slice).collect();
+    let tables: Vec<AttendTable<'_>> =
+        tables.iter().map(|slots| AttendTable::dense(slots)).collect();
     let mut out = device.buffer::<f32>(ROWS * WIDTH).unwrap();
     let launch = Attend {
         shape: SHAPE,

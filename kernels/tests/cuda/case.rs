@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use half::f16;
 use kernels::{
-    Attend, AttendSequence, Device, HeadShape, HostDevice, HostOptions, HugePages, SlotIdx,
-    SlotShape, slot_bytes,
+    Attend, AttendSequence, AttendTable, Device, HeadShape, HostDevice, HostOptions, HugePages,
+    SlotIdx, SlotShape, slot_bytes,
 };
 
 /// Numbers from a seed (a linear congruence, its high bits).
@@ -103,10 +103,10 @@ impl Case {
 
     /// Calls with the sequences as launches take them.
     pub(crate) fn with_sequences<R>(&self, call: impl FnOnce(&[AttendSequence<'_>]) -> R) -> R {
-        let tables: Vec<Vec<&[SlotIdx]>> = self
+        let tables: Vec<Vec<AttendTable<'_>>> = self
             .tables
             .iter()
-            .map(|sequence| sequence.iter().map(Vec::as_slice).collect())
+            .map(|sequence| sequence.iter().map(|slots| AttendTable::dense(slots)).collect())
             .collect();
         let sequences: Vec<AttendSequence<'_>> = self
             .rows

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use daemon::OnExit;
-use engine::{Admission, DecodeItem};
+use engine::{Admission, DecodeItem, PromptKv};
 use ids::Tier;
 use proto::v1;
 use remote::{Grant, Reservation};
@@ -14,6 +14,7 @@ use session::{
     Effect, Ended, Event, GenerateRequest, Handover, Holder, LEASE, Owner, PrefillEvent,
     PrefillRequest, SealedBlock, StreamItem,
 };
+use sparse::Policy;
 use tiers::Source;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -249,11 +250,13 @@ impl Driver {
         };
         let prompt = &self.request.prompt;
         let admission = Admission {
-            table,
-            reservation,
+            kv: PromptKv::Dense { table, reservation },
+            tokens: Arc::clone(&prompt.tokens),
+            policy: Policy::dense(),
             last_hidden: handover.last_hidden,
             parent: prompt.hashes.last().copied().unwrap_or(prompt.root),
             generation: self.request.generation.clone(),
+            probe: None,
         };
         let mut sequence = match self.node.engine.admit(admission) {
             Ok(sequence) => sequence,
@@ -266,7 +269,7 @@ impl Driver {
             while let Some(item) = sequence.next().await {
                 let event = match item {
                     DecodeItem::Token { token, logprob } => Event::Token { token, logprob },
-                    DecodeItem::Finished { finish, sampled, elapsed, logits_digest } => {
+                    DecodeItem::Finished { finish, sampled, elapsed, logits_digest, .. } => {
                         Event::EngineFinished { finish, sampled, elapsed, logits_digest }
                     }
                     DecodeItem::Failed { detail } => Event::EngineFailed { detail },

@@ -102,8 +102,11 @@ pub fn start(
         batch_max: config.batch.sequences_max,
         waiting_max: config.batch.waiting_max,
         unread_max: config.batch.unread_max,
+        // Dense decode without speculation: the services do not hand over what sparse decode needs
+        // yet.
+        drafts_max: 0,
     };
-    let engine = DecodeEngine::start(Arc::clone(&compute.model), memory.clone(), options)?;
+    let engine = DecodeEngine::start(Arc::clone(&compute.model), memory.clone(), None, options)?;
 
     let labels = [("role", "decode"), ("node", record.id.as_str())];
     let registry = daemon::metrics::registry(&labels)?;

@@ -124,6 +124,14 @@ impl ServedModel {
         self.context
     }
 
+    /// The tokens of a text as a raw prompt, for those who measure.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot encode it.
+    pub fn tokens_of(&self, text: &str) -> Result<Vec<TokenId>, tokens::EncodeError> {
+        self.tokenizer.encode_prompt(text)
+    }
+
     /// Tokens with which the model itself ends an answer.
     pub(crate) fn end_tokens(&self) -> Arc<[TokenId]> {
         Arc::clone(&self.end_tokens)

@@ -1,5 +1,6 @@
 //! `oasiskv bench`: figures of this machine, by the very loops that serve.
 
+mod decode;
 mod engine;
 mod kernels;
 
@@ -17,6 +18,8 @@ pub(crate) struct BenchArgs {
 enum BenchCommand {
     /// Tokens per second of prefill and decode, without network and gateway.
     Engine(engine::EngineArgs),
+    /// Dense decode against sparse decode, on a text.
+    Decode(decode::DecodeArgs),
     /// Moves of slices and attention alone, on the host or on a GPU.
     Kernels(kernels::KernelsArgs),
 }
@@ -24,6 +27,7 @@ enum BenchCommand {
 pub(crate) fn main(args: &BenchArgs) -> ExitCode {
     match &args.command {
         BenchCommand::Engine(args) => engine::main(args),
+        BenchCommand::Decode(args) => decode::main(args),
         BenchCommand::Kernels(args) => kernels::main(args),
     }
 }

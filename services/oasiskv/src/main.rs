@@ -7,6 +7,8 @@ mod client;
 mod cluster;
 mod config;
 mod doctor;
+mod eval;
+mod loops;
 mod models;
 mod run;
 mod up;
@@ -51,6 +53,8 @@ enum Command {
     Models(models::ModelsArgs),
     /// Measure.
     Bench(bench::BenchArgs),
+    /// Compare sparse decode with dense decode, on text.
+    Eval(eval::EvalArgs),
 }
 
 /// Settings of the cluster.
@@ -192,6 +196,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => examine(&doctor),
         Command::Models(models) => models::main(&models),
         Command::Bench(bench) => bench::main(&bench),
+        Command::Eval(eval) => eval::main(&eval),
     }
 }
 

@@ -103,7 +103,7 @@ pub fn start(
         active_max: config.batch.active_max,
         waiting_max: config.batch.waiting_max,
     };
-    let engine = PrefillEngine::start(Arc::clone(&compute.model), memory.clone(), options)?;
+    let engine = PrefillEngine::start(Arc::clone(&compute.model), memory.clone(), None, options)?;
 
     let labels = [("role", "prefill"), ("node", record.id.as_str())];
     let registry = daemon::metrics::registry(&labels)?;

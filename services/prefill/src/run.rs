@@ -213,6 +213,7 @@ impl Run {
             cached,
             reservation,
             host: host.map_err(no_room)?,
+            score: false,
             cancelled: Arc::clone(&self.ending.flag),
         };
         self.node.engine.submit(job).map_err(|error| match error {

@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicBool;
 
 use ids::{BLOCK_TOKENS, BlockIdx, BlockKey, Position, ShardId, SlotIdx, TokenId};
 use kernels::{Device, DeviceLost};
-use kv::{BlockTable, SlotReservation};
-use model::{Model, Row, Scratch, Step, StepError};
+use kv::{BlockTable, Shape, SlotReservation};
+use model::{Dense, Row, Step, StepError};
 use remote::BlockReceipt;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use transfer::SlotMut;
 
-use super::{CachedBlock, HostBlock, PrefillJob, PrefillOutput, Prefilled, is_set};
+use super::window::{Masses, Window};
+use super::{CachedBlock, HostBlock, PrefillJob, PrefillOutput, Prefilled, Runner, is_set};
 use crate::device::{Chain, DeviceKv, LoadError};
 
 pub(super) enum Progress {
@@ -33,16 +34,19 @@ pub(super) struct Job {
     chain: Chain,
     /// `None` until the first chunk.
     table: Option<BlockTable>,
+    /// Where the first working set is to be scored.
+    masses: Option<Masses>,
     submitted: Instant,
     began: Instant,
 }
 
 impl Job {
-    pub(super) fn new(job: PrefillJob, output: mpsc::Sender<PrefillOutput>) -> Self {
+    pub(super) fn new(job: PrefillJob, shape: Shape, output: mpsc::Sender<PrefillOutput>) -> Self {
         let mut host = job.host;
         host.reverse();
         let now = Instant::now();
         Self {
+            masses: job.score.then(|| Masses::new(shape, job.tokens.len())),
             tokens: job.tokens,
             cached_blocks: job.cached.len(),
             cached: job.cached,
@@ -62,23 +66,21 @@ impl Job {
     /// `stop` is asked before every layer, beside whether anybody still waits for the prompt.
     pub(super) fn advance<D: Device>(
         &mut self,
-        model: &Model<D>,
-        memory: &DeviceKv<D>,
-        scratch: &mut Scratch<D>,
-        (chunk, stop): (usize, &dyn Fn() -> bool),
+        runner: &mut Runner<D>,
+        stop: &dyn Fn() -> bool,
     ) -> (usize, Progress) {
         if self.is_cancelled() {
             return self.give_up();
         }
         let mut table = match self.table.take() {
             Some(table) => table,
-            None => match self.load_prefix(memory) {
+            None => match self.load_prefix(&runner.memory) {
                 Ok(table) => table,
                 Err(error) => return self.fail(&error),
             },
         };
         let start = table.token_count();
-        let end = (start + chunk).min(self.tokens.len());
+        let end = (start + runner.chunk_tokens).min(self.tokens.len());
         let tokens = &self.tokens[start..end];
         table
             .append(tokens, &mut self.reservation)
@@ -92,14 +94,12 @@ impl Job {
                 sequence: 0,
             })
             .collect();
-        let stop = || stop() || self.is_cancelled();
-        let step = Step { rows: &rows, tables: &[&table], slots: memory.slots(), stop: &stop };
-        match model.forward(scratch, &step) {
+        match self.pass(runner, &table, &rows, stop) {
             Ok(()) => {}
             Err(StepError::Stopped { .. }) => return self.give_up(),
             Err(error) => return self.fail(&error),
         }
-        let sealed = match self.seal(memory, &mut table) {
+        let sealed = match self.seal(runner, &mut table) {
             Ok(sealed) => sealed,
             Err(lost) => return self.fail(&lost),
         };
@@ -110,7 +110,7 @@ impl Job {
             self.table = Some(table);
             return (rows.len(), Progress::More);
         }
-        match self.finish(memory, scratch, &table, rows.len() - 1) {
+        match self.finish(runner, &table, rows.len() - 1) {
             Ok(done) => {
                 // Free before it is told: who hears of the end may count on the memory.
                 drop(table);
@@ -122,18 +122,40 @@ impl Job {
         (rows.len(), Progress::Ended)
     }
 
+    /// Runs the rows of a chunk; those of the window are scored where that was asked for.
+    fn pass<D: Device>(
+        &mut self,
+        runner: &mut Runner<D>,
+        table: &BlockTable,
+        rows: &[Row],
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), StepError> {
+        let Runner { model, memory, scratch, summariser, .. } = runner;
+        let (cancelled, output) = (&self.cancelled, &self.output);
+        let stop = || stop() || is_set(cancelled) || output.is_closed();
+        let step = Step { rows, slots: memory.slots(), stop: &stop };
+        match (&mut self.masses, summariser) {
+            (Some(masses), Some(summariser)) => {
+                let first = rows.first().map_or(0, |row| row.position.0 as usize);
+                let desk = summariser.desk();
+                model.forward(scratch, &step, &mut Window { table, first, masses, desk })
+            }
+            _ => model.forward(scratch, &step, &mut Dense(&[table])),
+        }
+    }
+
     fn finish<D: Device>(
         &mut self,
-        memory: &DeviceKv<D>,
-        scratch: &mut Scratch<D>,
+        runner: &mut Runner<D>,
         table: &BlockTable,
         last_row: usize,
     ) -> Result<Prefilled, DeviceLost> {
         let mut last_hidden = Vec::new();
-        scratch.read_hidden(last_row, &mut last_hidden)?;
+        runner.scratch.read_hidden(last_row, &mut last_hidden)?;
         Ok(Prefilled {
             cached_blocks: self.cached_blocks,
-            tail: self.tail(memory, table)?,
+            tail: self.tail(&runner.memory, table)?,
+            first: self.masses.take().map(|masses| masses.into_values().into()),
             last_hidden: last_hidden.into(),
             queued: (self.began - self.submitted).into(),
             computed: self.began.elapsed().into(),
@@ -173,7 +195,7 @@ impl Job {
     /// Makes every full block immutable: identity, host copy, checksums.
     fn seal<D: Device>(
         &mut self,
-        memory: &DeviceKv<D>,
+        runner: &mut Runner<D>,
         table: &mut BlockTable,
     ) -> Result<Vec<HostBlock>, DeviceLost> {
         let mut sealed = Vec::with_capacity(table.full_count());
@@ -185,7 +207,11 @@ impl Job {
             let key = self.chain.next(&tokens);
             let block = table.seal_oldest(key).expect("it is full");
             let slots: Vec<SlotIdx> = block.slots().collect();
-            sealed.push(self.copy_out(memory, &slots, (key, index, BLOCK_TOKENS))?);
+            let mut block = self.copy_out(&runner.memory, &slots, (key, index, BLOCK_TOKENS))?;
+            if let Some(summariser) = &mut runner.summariser {
+                block.summary = Some(summariser.bytes_of(&slots)?);
+            }
+            sealed.push(block);
         }
         Ok(sealed)
     }
@@ -226,7 +252,7 @@ impl Job {
             checksums,
         };
         let slices = targets.into_iter().map(SlotMut::seal).collect();
-        Ok(HostBlock { receipt, slices })
+        Ok(HostBlock { receipt, slices, summary: None })
     }
 
     fn send(&self, output: PrefillOutput) {

@@ -14,6 +14,8 @@ mod pace;
 #[cfg(test)]
 mod refuse;
 #[cfg(test)]
+mod sparse_decode;
+#[cfg(test)]
 #[expect(dead_code, reason = "the other family is the model crate's business")]
 #[path = "../../../model/tests/model/tiny.rs"]
 mod tiny;

@@ -46,7 +46,8 @@ async fn p7_a_sequence_that_cannot_be_run_is_refused_by_the_name_of_what_is_wron
     };
     check(&|it| it.last_hidden = Arc::new([0.0; 127]), "last_hidden");
     check(&|it| it.last_hidden = Arc::new([]), "last_hidden");
-    check(&|it| it.table = kv::BlockTable::new(it.table.shape()), "table");
+    check(&|it| it.tokens = prompt(1, 41), "table");
+    check(&|it| it.tokens = Arc::new([]), "tokens");
     check(&|it| it.generation.max_tokens = 0, "max_tokens");
     check(&|it| it.generation.max_tokens = 474, "max_tokens");
     check(&|it| it.generation.max_tokens = u32::MAX, "max_tokens");

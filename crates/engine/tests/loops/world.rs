@@ -6,11 +6,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use engine::{
-    Admission, DecodeEngine, DecodeItem, DecodeOptions, DeviceKv, HostBlock, PrefillEngine,
-    PrefillJob, PrefillOptions, PrefillOutput, Prefilled, SequenceHandle, SubmitError,
+    Admission, DecodeEngine, DecodeItem, DecodeOptions, DeviceKv, HostBlock, KvUsage,
+    PrefillEngine, PrefillJob, PrefillOptions, PrefillOutput, Prefilled, PromptKv, SequenceHandle,
+    SubmitError, SummaryKv,
 };
 use ids::{BLOCK_TOKENS, BlockHash, ByteCount, TokenId};
-use kernels::{HostDevice, HostOptions};
+use kernels::{HostDevice, HostOptions, SummaryKind};
 use kv::BlockTable;
 use model::{LoadOptions, Model};
 use session::{Finish, Generation, Sampling};
@@ -48,6 +49,7 @@ pub(crate) struct World {
     pub(crate) decode: DecodeEngine,
     pub(crate) prefill_memory: DeviceKv<HostDevice>,
     pub(crate) decode_memory: DeviceKv<HostDevice>,
+    pub(crate) summaries: SummaryKv<HostDevice>,
     pub(crate) slab: Slab,
 }
 
@@ -65,6 +67,7 @@ pub(crate) struct Drawn {
     pub(crate) finish: Finish,
     pub(crate) sampled: u32,
     pub(crate) digest: Option<[u8; 32]>,
+    pub(crate) usage: KvUsage,
 }
 
 pub(crate) fn device() -> HostDevice {
@@ -126,27 +129,41 @@ impl World {
             DeviceKv::try_new(model.device(), spec.shape(), head_dim, bytes).unwrap()
         };
         let (prefill_memory, decode_memory) = (memory(), memory());
+        let units = |count: u32| {
+            let place = (spec.shape(), usize::from(spec.head_dim));
+            let unit = SummaryKind::Int4.bytes(place.1) * spec.shape().slices();
+            let bytes = ByteCount(u64::from(count) * unit as u64);
+            SummaryKv::try_new(model.device(), SummaryKind::Int4, place, bytes).unwrap()
+        };
+        let summaries = units(bounds.tokens / 16);
         let number = |n| NonZeroUsize::new(n).unwrap();
         let options = PrefillOptions {
             chunk_tokens: number(bounds.chunk),
             active_max: number(bounds.active),
             waiting_max: number(bounds.waiting),
         };
-        let prefill =
-            PrefillEngine::start(Arc::clone(model), prefill_memory.clone(), options).unwrap();
+        let prefill = PrefillEngine::start(
+            Arc::clone(model),
+            prefill_memory.clone(),
+            Some(units(1)),
+            options,
+        )
+        .unwrap();
         let options = DecodeOptions {
             batch_max: number(bounds.batch),
             waiting_max: number(bounds.waiting),
             unread_max: number(bounds.unread),
+            drafts_max: 4,
         };
-        let decode =
-            DecodeEngine::start(Arc::clone(model), decode_memory.clone(), options).unwrap();
+        let own = (decode_memory.clone(), Some(summaries.clone()));
+        let decode = DecodeEngine::start(Arc::clone(model), own.0, own.1, options).unwrap();
         let slots = u32::try_from(slots).unwrap();
         Self {
             prefill,
             decode,
             prefill_memory,
             decode_memory,
+            summaries,
             slab: Slab::try_new(slots, spec.slice_bytes(), HugePages::Off).unwrap(),
         }
     }
@@ -162,6 +179,7 @@ impl World {
             cached: cached.to_vec(),
             reservation: self.prefill_memory.pool().try_reserve(slots).unwrap(),
             host: self.slab.try_alloc_many(host).unwrap(),
+            score: true,
             cancelled: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -193,11 +211,13 @@ impl World {
         }
         let last = prompt.sealed.last();
         Admission {
-            table,
-            reservation,
+            kv: PromptKv::Dense { table, reservation },
+            tokens: Arc::clone(&prompt.tokens),
+            policy: sparse::Policy::dense(),
             last_hidden: Arc::clone(&prompt.end.last_hidden),
             parent: last.map_or(ROOT, |block| block.receipt.key.hash),
             generation,
+            probe: None,
         }
     }
 
@@ -223,8 +243,10 @@ impl World {
         let idle = |state: engine::LoopState| state.waiting == 0 && state.running == 0;
         until("all slots free, both loops idle", || {
             let host = self.slab.occupancy();
+            let units = self.summaries.pool().occupancy();
             free(&self.prefill_memory)
                 && free(&self.decode_memory)
+                && units.free == units.total
                 && host.free == host.total
                 && idle(self.prefill.state())
                 && idle(self.decode.state())
@@ -264,8 +286,8 @@ pub(crate) async fn drawn(handle: &mut SequenceHandle) -> Drawn {
     loop {
         match next(handle).await {
             Some(DecodeItem::Token { token, .. }) => tokens.push(token.0),
-            Some(DecodeItem::Finished { finish, sampled, logits_digest, .. }) => {
-                return Drawn { tokens, finish, sampled, digest: logits_digest };
+            Some(DecodeItem::Finished { finish, sampled, logits_digest, usage, .. }) => {
+                return Drawn { tokens, finish, sampled, digest: logits_digest, usage: *usage };
             }
             other => panic!("after {} tokens: {other:?}", tokens.len()),
         }

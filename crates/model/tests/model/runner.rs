@@ -3,7 +3,7 @@
 use ids::{Position, TokenId};
 use kernels::{Device as _, HostDevice, SlotArena, SlotShape};
 use kv::{BlockTable, SlotPool, SlotReservation, blocks_for};
-use model::{Model, Row, Scratch, ScratchShape, Step};
+use model::{Dense, Model, Row, Scratch, ScratchShape, Step};
 
 /// A model with KV memory and working memory.
 pub(crate) struct Runner {
@@ -60,8 +60,8 @@ impl Runner {
             }));
         }
         let tables: Vec<&BlockTable> = work.iter().map(|(sequence, _)| &sequence.blocks).collect();
-        let step = Step { rows: &rows, tables: &tables, slots: &self.arena, stop: &|| false };
-        self.model.forward(&mut self.scratch, &step).unwrap();
+        let step = Step { rows: &rows, slots: &self.arena, stop: &|| false };
+        self.model.forward(&mut self.scratch, &step, &mut Dense(&tables)).unwrap();
     }
 
     /// Hidden state of one row of the last step, as bits.

@@ -80,13 +80,9 @@ fn p6_a_step_ends_before_the_next_layer_when_told_to_stop() {
     let asked = std::cell::Cell::new(0);
     let stop = || asked.replace(asked.get() + 1) == 1;
     let row = model::Row { token: ids::TokenId(3), position: ids::Position(2), sequence: 0 };
-    let step = model::Step {
-        rows: &[row],
-        tables: &[&sequence.blocks],
-        slots: &runner.arena,
-        stop: &stop,
-    };
-    let error = runner.model.forward(&mut runner.scratch, &step).unwrap_err();
+    let step = model::Step { rows: &[row], slots: &runner.arena, stop: &stop };
+    let kv = &mut model::Dense(&[&sequence.blocks]);
+    let error = runner.model.forward(&mut runner.scratch, &step, kv).unwrap_err();
     assert!(matches!(error, StepError::Stopped { layer: 1 }), "{error}");
 }
 
@@ -105,13 +101,9 @@ fn tokens_and_positions_that_the_model_does_not_have_are_typed_errors() {
             position: ids::Position(position),
             sequence: 0,
         };
-        let step = model::Step {
-            rows: &[row],
-            tables: &[&sequence.blocks],
-            slots: &runner.arena,
-            stop: &|| false,
-        };
-        let error = runner.model.forward(&mut runner.scratch, &step).unwrap_err().to_string();
+        let step = model::Step { rows: &[row], slots: &runner.arena, stop: &|| false };
+        let kv = &mut model::Dense(&[&sequence.blocks]);
+        let error = runner.model.forward(&mut runner.scratch, &step, kv).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
 }

@@ -7,8 +7,8 @@ use half::f16;
 use ids::SlotIdx;
 
 use crate::{
-    Attend, AttendSequence, Device, HeadShape, HostDevice, HostOptions, HugePages, Isa, KvWrite,
-    SlotArena, SlotShape,
+    Attend, AttendSequence, AttendTable, Device, HeadShape, HostDevice, HostOptions, HugePages,
+    Isa, KvWrite, SlotArena, SlotShape,
 };
 
 fn device(isa: Isa, threads: usize) -> HostDevice {
@@ -84,6 +84,12 @@ impl Sequence {
 
     /// Row `position` by the book, over the stored (rounded) k and v.
     fn naive(&self, position: usize) -> Vec<f64> {
+        let all = vec![(0..=position / 16).collect(); self.shape.kv_heads];
+        self.naive_over(position, &all)
+    }
+
+    /// The same over some blocks of each KV head.
+    fn naive_over(&self, position: usize, chosen: &[Vec<usize>]) -> Vec<f64> {
         let HeadShape { heads, kv_heads, head_dim } = self.shape;
         let stored = |x: f32| f64::from(f16::from_f32(x).to_f32());
         let mut out = Vec::new();
@@ -91,8 +97,11 @@ impl Sequence {
             let kv_head = head / (heads / kv_heads);
             let at = |token: usize, d: usize| (token * kv_heads + kv_head) * head_dim + d;
             let q = &self.q[(position * heads + head) * head_dim..][..head_dim];
-            let scores: Vec<f64> = (0..=position)
-                .map(|token| {
+            let tokens: Vec<usize> =
+                (0..=position).filter(|token| chosen[kv_head].contains(&(token / 16))).collect();
+            let scores: Vec<f64> = tokens
+                .iter()
+                .map(|&token| {
                     let dot: f64 =
                         (0..head_dim).map(|d| f64::from(q[d]) * stored(self.k[at(token, d)])).sum();
                     dot / (head_dim as f64).sqrt()
@@ -102,10 +111,10 @@ impl Sequence {
             let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
             let sum: f64 = weights.iter().sum();
             for d in 0..head_dim {
-                let weighted: f64 = weights
+                let weighted: f64 = tokens
                     .iter()
-                    .enumerate()
-                    .map(|(token, weight)| weight * stored(self.v[at(token, d)]))
+                    .zip(&weights)
+                    .map(|(&token, weight)| weight * stored(self.v[at(token, d)]))
                     .sum();
                 out.push(weighted / sum);
             }
@@ -124,9 +133,11 @@ fn attend(
     let width = shape.heads * shape.head_dim;
     let mut q = Vec::new();
     let mut positions = Vec::new();
-    let tables: Vec<Vec<&[SlotIdx]>> = rows
+    let tables: Vec<Vec<AttendTable<'_>>> = rows
         .iter()
-        .map(|(sequence, _)| sequence.tables.iter().map(Vec::as_slice).collect())
+        .map(|(sequence, _)| {
+            sequence.tables.iter().map(|slots| AttendTable::dense(slots)).collect()
+        })
         .collect();
     let mut sequences = Vec::new();
     for ((sequence, range), tables) in rows.iter().zip(&tables) {
@@ -220,6 +231,106 @@ fn p1_bits_do_not_depend_on_isa_threads_chunks_or_neighbours() {
             }
         }
     }
+}
+
+/// Attends rows `rows` of a sequence to some of its blocks, chosen for each KV head.
+fn attend_to(
+    device: &HostDevice,
+    arena: &SlotArena,
+    sequence: &Sequence,
+    rows: std::ops::Range<usize>,
+    chosen: &[Vec<usize>],
+) -> Vec<Vec<f32>> {
+    let shape = sequence.shape;
+    let width = shape.heads * shape.head_dim;
+    let last = (rows.end - 1) / 16;
+    let slots: Vec<Vec<SlotIdx>> = (chosen.iter().zip(&sequence.tables))
+        .map(|(chosen, table)| chosen.iter().map(|&block| table[block]).collect())
+        .collect();
+    let tables: Vec<AttendTable<'_>> = (slots.iter())
+        .map(|slots| AttendTable { slots, absent: (last + 1 - slots.len()) as u32 })
+        .collect();
+    let mut stream = device.stream().unwrap();
+    let mut q = device.buffer(rows.len() * width).unwrap();
+    device.upload(&mut stream, &sequence.q[rows.start * width..rows.end * width], &mut q, 0);
+    let mut out = device.buffer(rows.len() * width).unwrap();
+    let positions: Vec<u32> = rows.clone().map(|row| row as u32).collect();
+    let launch = Attend {
+        shape,
+        q: &q,
+        positions: &positions,
+        sequences: &[AttendSequence { rows: 0..rows.len(), tables: &tables }],
+        scale: 1.0 / (shape.head_dim as f32).sqrt(),
+        out: &mut out,
+    };
+    device.attend(&mut stream, arena, launch);
+    out.as_slice().chunks_exact(width).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn a_subset_is_attended_to_as_by_the_book_and_alike_everywhere() {
+    let len = 1500;
+    let sequence = Sequence::new(SMOLLM2, 70, len, 0, 1);
+    // Of 94 blocks, other ones for each KV head; the rows lie in the last two.
+    let chosen: Vec<Vec<usize>> =
+        [7, 3, 1].map(|step| (0..92).step_by(step).chain(92..94).collect()).into();
+    let rows = 1485..1491;
+    let mut seen: Option<Vec<Vec<u32>>> = None;
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        for threads in [1, 3] {
+            let device = device(isa, threads);
+            let arena = arena(&device, 64);
+            sequence.write(&device, &arena, 0..len);
+            let out = attend_to(&device, &arena, &sequence, rows.clone(), &chosen);
+            for (row, out) in rows.clone().zip(&out) {
+                let want = sequence.naive_over(row, &chosen);
+                for (got, want) in out.iter().zip(want) {
+                    assert!((f64::from(*got) - want).abs() < 2e-5, "{isa} {row}");
+                }
+            }
+            // Each row alone, with the blocks up to its own.
+            for (row, out) in rows.clone().zip(&out) {
+                let up_to = |chosen: &Vec<usize>| {
+                    chosen.iter().copied().filter(|block| *block <= row / 16).collect()
+                };
+                let own: Vec<Vec<usize>> = chosen.iter().map(up_to).collect();
+                let alone = attend_to(&device, &arena, &sequence, row..row + 1, &own);
+                assert_eq!(bits(&alone)[0], bits(std::slice::from_ref(out))[0], "{isa} {row}");
+            }
+            let out = bits(&out);
+            assert_eq!(*seen.get_or_insert_with(|| out.clone()), out, "{isa} {threads}");
+        }
+    }
+}
+
+#[test]
+fn p1_all_blocks_as_a_subset_are_dense_attention() {
+    let device = device(Isa::detect(), 2);
+    let arena = arena(&device, 64);
+    let sequence = Sequence::new(SMOLLM2, 80, 1100, 0, 1);
+    sequence.write(&device, &arena, 0..1100);
+    let all = vec![(0..69).collect(); 3];
+    let subset = attend_to(&device, &arena, &sequence, 1090..1100, &all);
+    assert_eq!(bits(&subset), bits(&attend(&device, &arena, &[(&sequence, 1090..1100)])));
+}
+
+#[test]
+fn p1_a_drafted_row_changes_nothing_before_it() {
+    let device = device(Isa::detect(), 2);
+    let arena = arena(&device, 64);
+    let mut sequence = Sequence::new(SMOLLM2, 90, 500, 0, 1);
+    sequence.write(&device, &arena, 0..500);
+    let chosen: Vec<Vec<usize>> = vec![(0..30).step_by(2).chain(30..32).collect(); 3];
+    let before = attend_to(&device, &arena, &sequence, 494..499, &chosen);
+    let other = Sequence::new(SMOLLM2, 91, 500, 0, 1);
+    let (wide, narrow) = (9 * 64, 3 * 64);
+    sequence.q[497 * wide..].copy_from_slice(&other.q[497 * wide..]);
+    sequence.k[497 * narrow..].copy_from_slice(&other.k[497 * narrow..]);
+    sequence.v[497 * narrow..].copy_from_slice(&other.v[497 * narrow..]);
+    sequence.write(&device, &arena, 497..500);
+    let after = attend_to(&device, &arena, &sequence, 494..499, &chosen);
+    assert_eq!(bits(&before[..3]), bits(&after[..3]));
+    assert_ne!(bits(&before[3..]), bits(&after[3..]));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Hot path. What the blocks of a sequence do to the states of queries.
 //!
-//! A step is four blocks, 64 tokens, fixed by block index. Its scores and its weighted values are
-//! the same product: sums over rows of vectors, each row times one factor per query, and a pass
-//! of up to six queries keeps 24 sums in registers. A row of queries that sees a part of a step
-//! sums that part alone, so nothing behind its position can reach it.
+//! A step is four blocks, 64 tokens, fixed by their place in the list. Its scores and its weighted
+//! values are the same product: sums over rows of vectors, each row times one factor per query, and
+//! a pass of up to six queries keeps 24 sums in registers. A row of queries that sees a part of a
+//! step sums that part alone, so nothing behind its position can reach it.
 //!
 //! What a state is and how states are merged is not here: `state`.
 
@@ -35,7 +35,7 @@ const PASSES_AS_STORED: usize = 2;
 /// The blocks that a tile walks.
 pub(super) struct Blocks<'a> {
     pub(super) slots: SlotsView<'a>,
-    /// Index of the first of them: a multiple of [`STEP_BLOCKS`].
+    /// Place of the first of them in the list: a multiple of [`STEP_BLOCKS`].
     pub(super) first: usize,
     /// In ascending index, all of one split, none behind the last position.
     pub(super) blocks: &'a [SlotIdx],
@@ -47,6 +47,8 @@ pub(super) struct Queries<'a> {
     pub(super) values: &'a [f32],
     /// One for each row, ascending.
     pub(super) positions: &'a [u32],
+    /// What a position is ahead of its token's place among those of the blocks.
+    pub(super) skipped: u32,
     /// Query heads of a row.
     pub(super) group: usize,
 }
@@ -76,7 +78,7 @@ struct Step<'a> {
     slots: [&'a [u16]; STEP_BLOCKS],
     /// Those of the next step, to be asked for in time; the same ones in the last.
     ahead: [&'a [u16]; STEP_BLOCKS],
-    /// Position of its first token.
+    /// Place of its first token among those of the blocks.
     first: u32,
     queries: Queries<'a>,
     head_dim: usize,
@@ -94,7 +96,8 @@ fn walk_lanes<V: Lanes>(
     let steps = blocks.blocks.len().div_ceil(STEP_BLOCKS);
     for at in 0..steps {
         let first = ((blocks.first + at * STEP_BLOCKS) * BLOCK_TOKENS) as u32;
-        let rows = queries.positions.partition_point(|&position| position < first);
+        let rows =
+            queries.positions.partition_point(|&position| position - queries.skipped < first);
         let unseeing = rows * queries.group;
         let step = Step {
             slots: blocks.step(at),
@@ -103,6 +106,7 @@ fn walk_lanes<V: Lanes>(
             queries: Queries {
                 values: &queries.values[unseeing * head_dim..],
                 positions: &queries.positions[rows..],
+                skipped: queries.skipped,
                 group: queries.group,
             },
             head_dim,
@@ -155,7 +159,7 @@ impl Step<'_> {
     /// Tokens of the step that a query sees: from 1 to all.
     #[inline(always)]
     fn seen(&self, query: usize) -> usize {
-        let position = self.queries.positions[query / self.queries.group];
+        let position = self.queries.positions[query / self.queries.group] - self.queries.skipped;
         ((position - self.first) as usize + 1).min(STEP_TOKENS)
     }
 

@@ -64,6 +64,7 @@ fn run(tier: &HostTier, grant: &Grant, seed: u32, blocks: usize) -> Vec<HostBloc
                 checksums: vec![ids::SliceChecksum(0); SLICES].into(),
             },
             slices: slices.collect(),
+            summary: None,
         };
         let parent = index.checked_sub(1).map(|before| hashes[before]);
         let own = tokens[index * BLOCK_TOKENS..].first_chunk().unwrap();
@@ -223,7 +224,7 @@ fn run_nothing() -> HostBlock {
         checksums: Vec::new().into(),
     };
     let slices = Arc::new([]);
-    HostBlock { receipt, slices }
+    HostBlock { receipt, slices, summary: None }
 }
 
 #[tokio::test(start_paused = true)]

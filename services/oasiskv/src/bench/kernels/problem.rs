@@ -3,7 +3,7 @@
 
 use half::f16;
 use ids::BLOCK_TOKENS;
-use kernels::{AttendSequence, HeadShape, SlotIdx, slot_bytes};
+use kernels::{AttendSequence, AttendTable, HeadShape, SlotIdx, slot_bytes};
 
 pub(super) struct Problem {
     pub(super) shape: HeadShape,
@@ -65,7 +65,8 @@ impl Problem {
     /// Calls with the sequences as launches take them.
     pub(super) fn with_sequences<R>(&self, call: impl FnOnce(&[AttendSequence<'_>]) -> R) -> R {
         let blocks = self.context.div_ceil(BLOCK_TOKENS as u32) as usize;
-        let tables: Vec<&[SlotIdx]> = self.ids.chunks(blocks).collect();
+        let tables: Vec<AttendTable<'_>> =
+            self.ids.chunks(blocks).map(AttendTable::dense).collect();
         let sequences: Vec<AttendSequence<'_>> = tables
             .chunks(self.shape.kv_heads)
             .enumerate()
@@ -97,7 +98,7 @@ mod tests {
         problem.with_sequences(|sequences| {
             assert_eq!(sequences.len(), 3);
             assert!(sequences.iter().all(|one| one.tables.len() == 2));
-            assert!(sequences.iter().all(|one| one.tables.iter().all(|t| t.len() == 7)));
+            assert!(sequences.iter().all(|one| one.tables.iter().all(|t| t.slots.len() == 7)));
         });
     }
 }
