@@ -5,26 +5,28 @@
 //! transformers configures Jinja2 (`trim_blocks`, `lstrip_blocks`, loop controls, `generation`
 //! blocks, Python's methods, `raise_exception`, `strftime_now`, `tojson` without HTML escapes).
 //!
-//! Not bounded, because the engine charges nothing for it and has no hook there: a list that was
-//! put into itself twice, dozens of times over, and is then printed with `~`, compared or sorted,
-//! or joined to itself with `+` as often. Who loads a checkpoint trusts its template so far.
+//! The engine charges for what it makes, and `guard` has a template pay for what it only walks
+//! through. Not there, as no bound holds for it or no published template has it: `include` and its
+//! kin, `autoescape`, `*` before an argument, `loop.changed`, `loop.cycle`, a list as a key.
 
 mod calendar;
+mod guard;
 mod json;
 mod methods;
+mod paid;
 mod shape;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use minijinja::machinery::{eval, get_compiled_template, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Enumerator, Object, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 
 /// One turn of a dialogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,16 +209,18 @@ impl ChatTemplate {
         env.set_fuel(Some(limits.fuel));
         env.set_recursion_limit(RECURSION_MAX);
         env.set_unknown_method_callback(methods::call);
-        env.add_function("raise_exception", |text: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, text).with_source(Raised))
-        });
+        env.add_function("raise_exception", raise_exception);
         env.add_filter("tojson", json::tojson);
         methods::add_filters(&mut env);
+        paid::add(&mut env);
         let added = env.add_template_owned(NAME, without_generation(source));
         added.map_err(|error| ParseTemplateError {
             line: error.line().unwrap_or(0),
             reason: describe(&error),
         })?;
+        let template = env.get_template(NAME).expect("just added");
+        let guarded = guard::guarded(&get_compiled_template(&template).instructions).map(drop);
+        guarded.map_err(|(line, reason)| ParseTemplateError { line, reason })?;
         let tokens = [("bos_token", bos), ("eos_token", eos)];
         let tokens = tokens.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
         Ok(Self { env, tokens, limits })
@@ -283,7 +287,7 @@ impl ChatTemplate {
             .enumerate()
             .map(|(index, message)| Watched::wrap(index, message, &looking_at))
             .collect();
-        let strftime = move |format: String| calendar::strftime(&format, now_unix_s);
+        let strftime = move |format: &str| calendar::strftime(format, now_unix_s);
         let mut context: BTreeMap<&str, Value> =
             values.iter().map(|(name, value)| (name.as_str(), value.into())).collect();
         context
@@ -295,18 +299,23 @@ impl ChatTemplate {
             ("documents", Value::from(())),
             ("strftime_now", Value::from_function(strftime)),
         ]);
-        let mut out = Bounded { bytes: Vec::new(), max: self.limits.output_bytes_max, full: false };
         let template = self.env.get_template(NAME).expect("added when parsed");
-        let rendered = template.render_captured_to(Value::from(context), &mut out).map(drop);
+        let compiled = get_compiled_template(&template);
+        let guarded = guard::guarded(&compiled.instructions).expect("accepted when parsed");
+        let mut text = String::new();
+        let mut out = make_string_output(&mut text);
+        let (context, blocks) = (Value::from(context), &compiled.blocks);
+        let rendered = eval(&self.env, &guarded, context, blocks, &mut out, AutoEscape::None);
+        let rendered = rendered.map(drop);
         let message = match looking_at.load(Ordering::Relaxed) {
             NONE => None,
             index => Some(index),
         };
-        match rendered {
-            Ok(()) => Ok(String::from_utf8(out.bytes).expect("templates write text")),
-            Err(_) if out.full => Err(RenderError::TooLong { max: out.max }),
-            Err(error) => Err(self.failure(&error, message)),
+        // Fuel bounds it on the way, to some times as much.
+        if text.len() > self.limits.output_bytes_max {
+            return Err(RenderError::TooLong { max: self.limits.output_bytes_max });
         }
+        rendered.map(|()| text).map_err(|error| self.failure(&error, message))
     }
 
     fn failure(&self, error: &Error, message: Option<usize>) -> RenderError {
@@ -322,6 +331,11 @@ impl ChatTemplate {
         }
         RenderError::Template { message, reason: describe(error) }
     }
+}
+
+fn raise_exception(state: &State<'_, '_>, text: &Value) -> Result<Value, Error> {
+    let text = methods::text_of(state, text)?;
+    Err(Error::new(ErrorKind::InvalidOperation, text).with_source(Raised))
 }
 
 /// The source with `generation` blocks, which mark the assistant's text for training, as `with`
@@ -391,28 +405,5 @@ impl Object for Watched {
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         Enumerator::Str(&["role", "content"])
-    }
-}
-
-/// Takes text up to a limit.
-struct Bounded {
-    bytes: Vec<u8>,
-    max: usize,
-    /// Set when something was refused.
-    full: bool,
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        if self.bytes.len().saturating_add(text.len()) > self.max {
-            self.full = true;
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        self.bytes.extend(text);
-        Ok(text.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -3,10 +3,9 @@
 
 use std::fmt::Write as _;
 
-use tokens::{ChatTemplate, GenerationPrompt, Message, RenderLimits};
+use tokens::{ChatTemplate, GenerationPrompt, Message, RenderError, RenderLimits};
 
-/// Each asks for far more than any machine has, or for ever. The engine has no hook for operators:
-/// lists that hold themselves twice, many times over, are here with filters only (see `template`).
+/// Each asks for far more than any machine has, or for ever.
 const GREEDY: &[&str] = &[
     "{% for i in range(10**9) %}x{% endfor %}",
     "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -71,6 +70,93 @@ const GREEDY: &[&str] = &[
     "{{ '%*d' | format(10**10, 1) }}{{ '{:{}}'.format('x', 10**10) }}",
 ];
 
+/// A value that holds itself twice, sixty times over, as `x`: what an operator or a filter makes of
+/// it would take for ever.
+const SHARED: [&str; 3] = ["[x, x]", "(x, x)", "{'a': x, 'b': x}"];
+const ON_SHARED: &[&str] = &[
+    "{{ x ~ '' }}",
+    "{{ '' ~ x }}",
+    "{{ x }}",
+    "{{ x == y }}",
+    "{{ x != y }}",
+    "{{ x < y }}",
+    "{{ x >= y }}",
+    "{{ x in [y] }}",
+    "{{ x not in [y] }}",
+    "{{ 1 < 2 == x == y }}",
+    "{{ x is eq y }}",
+    "{{ x is in [y] }}",
+    "{{ {} [x] }}",
+    "{{ 'a' in 'b' ~ x }}",
+    "{{ [x, y] | sort | length }}",
+    "{{ [x, y] | unique | list | length }}",
+    "{{ [x, y] | min | length }}",
+    "{{ [x, y] | groupby(0) | length }}",
+    "{{ {'a': x, 'b': y} | dictsort(by='value') | length }}",
+    "{{ [y] | select('eq', x) | list | length }}",
+    "{{ [x] | map('string') | list | length }}",
+    "{{ [x] | map('upper') | list | length }}",
+    "{{ [[x, y]] | map('sort') | list | length }}",
+    "{{ x | upper | length }}{{ x | trim | length }}{{ x | replace('a', 'b') | length }}",
+    "{{ 'a' | replace(x, x) | length }}{{ ['a', 'b'] | join(x) | length }}",
+    "{{ 'a' | default(x) | escape | length }}{{ x | escape | length }}",
+    "{{ [y].count(x) }}",
+    "{{ {'a': 1}.get(x) }}",
+    "{{ 'a'.replace(x, 'b') }}{{ 'a'.split(x) }}",
+    "{{ raise_exception(x) }}",
+    "{{ messages[x] }}",
+    "{{ 'a'.format(x) }}",
+    "{% set n.x = x %}",
+    "{{ dict(**{'a': x}) == dict(**{'a': y}) }}",
+    "{% filter replace('a', x) %}a{% endfilter %}",
+];
+
+/// Programs of which each step is cheap, and there are as many as the fuel allows.
+const SLOW: &[&str] = &[
+    // Lists of lists of lists, each lazy: a step through the last is one through all.
+    "{% set n = namespace(x=range(9)) %}{% for i in range(99999) %}{% set n.x = n.x[1:] + [i] %}\
+     {% for a in n.x %}{% endfor %}{% endfor %}",
+    "{% set n = namespace(x=range(9)) %}{% for i in range(99999) %}{% set n.x = n.x | reverse %}\
+     {% endfor %}{% for i in range(99999) %}{% for a in n.x %}{% endfor %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(99999) %}{% set n.x = n.x * 2 %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(99999) %}{% set n.x = n.x + n.x %}\
+     {{ n.x | length }}{% endfor %}",
+    "{% set x = 'x' * 10**6 %}{% for i in range(99999) %}{{ x[99999] }}{{ x[9:10] }}{% endfor %}",
+    "{% set x = 'x' * 10**6 %}{% for i in range(99999) %}{% for c in x %}{% break %}{% endfor %}\
+     {% endfor %}",
+    "{% set x = 'x' * 10**6 ~ 'y' %}{% set y = 'x' * 10**6 ~ 'z' %}{% for i in range(99999) %}\
+     {{ x == y }}{{ x < y }}{{ x is eq y }}{{ x is lower }}{{ x in [y] }}{% endfor %}",
+    "{% set x = range(9999) | list %}{% set y = range(9999) | list %}{% for i in range(99999) %}\
+     {{ x == y }}{{ x in [y] }}{{ x is eq y }}{% endfor %}",
+    "{% set x = dict() %}{% for i in range(99999) %}{% set y = namespace(messages[0]) %}\
+     {% set z = dict(messages[0], **{'a': i}) %}{% endfor %}",
+];
+
+/// What the engine has and cannot be bounded, or panics: refused by name.
+const REFUSED: &[(&str, &str)] = &[
+    ("{{ ([[]] * 99999) | sum(start=[]) }}", "only numbers can be added up"),
+    ("{{ (['xxxx'] * 99999) | sum(start='') }}", "only numbers can be added up"),
+    ("{{ [[1], [2]] | sum(none, []) }}", "only numbers can be added up"),
+    ("{{ strftime_now([1]) }}", "not a string"),
+    ("{{ debug() }}", "debug is unknown"),
+    ("{{ [1] | chain([2]) }}", "chain is unknown"),
+    ("{{ [1] | zip([2]) }}", "zip is unknown"),
+    ("{{ [1] | nothing }}{{ 1 is nothing }}", "filter nothing is unknown"),
+    ("{{ 1 is nothing }}", "test nothing is unknown"),
+    ("{{ {[1]: 2} }}", "the key of a map is a sequence"),
+    ("{% for a in [1] %}{{ loop.changed(a) }}{% endfor %}", "`loop.changed`"),
+    ("{% for a in [1] %}{{ loop.cycle() }}{% endfor %}", "`loop.cycle`"),
+    ("{{ range(*[1]) }}", "`*` before an argument"),
+    ("{% autoescape true %}{% endautoescape %}", "`autoescape`"),
+    ("{% include 'chat_template' %}", "include"),
+    ("{% set n = namespace() %}{% set n.x = n %}", "a namespace can hold no"),
+    ("{% set n = namespace() %}{% set n.x = {'a': [n]} %}", "a namespace can hold no"),
+    (
+        "{% set n = namespace() %}{% for a in [n] %}{% set n.x = (loop,) %}{% endfor %}",
+        "a namespace can hold no",
+    ),
+];
+
 fn dialogue() -> Vec<Message> {
     let message =
         |role: &str, content: &str| Message { role: role.into(), content: content.into() };
@@ -113,6 +199,51 @@ fn greedy() {
     // A million units of fuel stand for 64 MB of data; a result is charged after it was made, and
     // lists take more than what is charged for.
     assert!(peak_mb() < 700, "peak {} MB\n{worst}", peak_mb());
+}
+
+/// Method: a template of either kind that is not bounded does not end while anyone waits.
+#[test]
+fn p4_lists_that_hold_themselves_end_with_an_error() {
+    on_a_small_stack(|| {
+        for level in SHARED {
+            for last in ON_SHARED {
+                // Written out: a namespace does not take it.
+                let x = format!("{{% set x = {level} %}}").repeat(60);
+                let y = x.replace('x', "y");
+                let source = format!(
+                    "{{% set n = namespace() %}}{{% set x = [1] %}}{x}{{% set y = [1] %}}{y}{last}"
+                );
+                runs_out_of_fuel(&source);
+            }
+        }
+    });
+}
+
+#[test]
+fn p4_many_cheap_steps_end_with_an_error() {
+    on_a_small_stack(|| SLOW.iter().for_each(|source| runs_out_of_fuel(source)));
+}
+
+/// A namespace that holds itself is never dropped, and would fill the memory over many requests.
+#[test]
+fn p4_what_cannot_be_bounded_is_refused_by_name() {
+    for (source, expected) in REFUSED {
+        let text = match ChatTemplate::parse(source, "", "", RenderLimits::default()) {
+            Ok(template) => {
+                let rendered = template.render(&dialogue(), GenerationPrompt::Add, 0);
+                rendered.expect_err(source).to_string()
+            }
+            Err(error) => error.to_string(),
+        };
+        assert!(text.contains(expected), "{source}: {text}");
+    }
+}
+
+fn runs_out_of_fuel(source: &str) {
+    let limits = RenderLimits::default();
+    let template = ChatTemplate::parse(source, "", "", limits).expect(source);
+    let rendered = template.render(&dialogue(), GenerationPrompt::Add, 0);
+    assert_eq!(rendered, Err(RenderError::OutOfFuel { fuel: limits.fuel }), "{source}");
 }
 
 /// Deep nesting and long chains meet a limit, not the end of the stack.

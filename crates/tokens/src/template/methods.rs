@@ -11,6 +11,8 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat;
 
+use super::paid::{self, Use};
+
 /// Bytes that are made for one unit of fuel.
 const BYTES_PER_FUEL: usize = 64;
 /// Widest field of `format`.
@@ -35,6 +37,10 @@ pub(super) fn call(
     for read in args.iter().chain([value]) {
         pay(state, read.as_str().map_or(0, str::len))?;
     }
+    // Keys are hashed, and some arguments written.
+    for arg in args {
+        paid::pay(state, arg, Use::Write)?;
+    }
     if let Some(text) = value.as_str() {
         match method {
             "join" => return join(state, text, args),
@@ -47,7 +53,6 @@ pub(super) fn call(
                 let set = args.first().and_then(Value::as_str).map_or(1, str::len);
                 pay(state, text.len().saturating_mul(set))?;
             }
-            "startswith" | "endswith" => args.iter().try_for_each(|list| walk(state, list))?,
             "split" | "splitlines" => {
                 let separator = args.first().and_then(Value::as_str);
                 let parts = match separator.filter(|separator| !separator.is_empty()) {
@@ -59,20 +64,9 @@ pub(super) fn call(
             _ => {}
         }
     } else if method == "count" {
-        walk(state, value)?;
+        paid::pay(state, value, Use::Read)?;
     }
     pycompat::unknown_method_callback(state, value, method, args)
-}
-
-/// Pays for every item of a list, which may be a lazy one of any length.
-fn walk(state: &State<'_, '_>, list: &Value) -> Result<(), Error> {
-    if matches!(list.kind(), ValueKind::Seq | ValueKind::Iterable) {
-        for item in list.try_iter()? {
-            state.consume_fuel(1)?;
-            pay(state, item.as_str().map_or(0, str::len))?;
-        }
-    }
-    Ok(())
 }
 
 fn refused(text: impl Into<String>) -> Error {
@@ -99,7 +93,7 @@ impl fmt::Write for Paid<'_, '_, '_> {
     }
 }
 
-fn text_of(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
+pub(super) fn text_of(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
     let mut paid = Paid { state, out: String::new() };
     write!(paid, "{value}").map_err(|_| Error::from(ErrorKind::OutOfFuel))?;
     Ok(paid.out)
