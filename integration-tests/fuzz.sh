@@ -8,8 +8,9 @@
 #
 # OASISKV_FUZZ_SECONDS is the time of each target, 120 without it. What libFuzzer finds interesting
 # is kept below target/fuzz-corpus and is where the next run begins. An input that breaks a target is
-# copied to target/test-run, its path printed, and this ends with 1. Without a C++ compiler the same
-# targets run on mutations that nothing guides. It changes nothing outside of target/, but --merge.
+# copied to target/test-run, its path and content printed, and this ends with 1. Without a C++
+# compiler the same targets run on mutations that nothing guides. It changes nothing outside of
+# target/, but --merge.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -65,17 +66,25 @@ guided() {
     input=$(sed -n 's/^.*Test unit written to //p' "$log" | tail -n 1)
     echo "   FAILED $name, log in $log${input:+, replay with:}"
     [[ -z "$input" ]] || echo "      cargo run --release -p fuzz -- $name $input"
+    # Where the folder is gone afterwards, as in CI: what is printed is enough.
+    if [[ -f "$input" ]]; then
+        echo "      which is: base64 -d >$input <<<$(base64 -w0 "$input")"
+    fi
     return 1
 }
 
 # blind TARGET: the same function on mutations without a guide.
 blind() {
-    local log="$OUT/fuzz-$1.log"
+    local log="$OUT/fuzz-$1.log" began="$OUT/fuzz-$1.began"
+    touch "$began"
     if target/release/fuzz "$1" --seconds "$SECONDS_EACH" >"$log" 2>&1; then
         sed 's/^/   /' "$log"
     else
         tail -n 5 "$log" | sed 's/^/      /'
         echo "   FAILED $1, log in $log"
+        # The input at work stays where it broke the target.
+        find "$OUT/fuzz" -name "$1-*" -newer "$began" -printf '      %p is: ' \
+            -exec base64 -w0 {} \; -printf '\n'
         return 1
     fi
 }
