@@ -26,6 +26,7 @@ use crate::counters::{Counters, LoopState};
 use crate::device::DeviceKv;
 use crate::fit::Fit;
 use crate::sparse::{Backing, SummaryKv, Waker};
+use crate::trace::Tracer;
 use crate::{StartError, SubmitError};
 
 mod batch;
@@ -44,7 +45,7 @@ use sequence::Sequence;
 const READERS_PAUSE: Duration = Duration::from_millis(2);
 
 /// Bounds of the loop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DecodeOptions {
     /// Sequences in one step; more than these wait.
     pub batch_max: NonZeroUsize,
@@ -54,6 +55,8 @@ pub struct DecodeOptions {
     pub unread_max: NonZeroUsize,
     /// Drafted rows of a sequence and step; a policy with more is refused.
     pub drafts_max: usize,
+    /// Collects what happens when, if anybody wants to know.
+    pub trace: Option<Tracer>,
 }
 
 /// Where the KV of a prompt is.
@@ -239,8 +242,11 @@ impl DecodeEngine {
         let waking = commands.clone();
         let mut state = Loop {
             // A full queue means that the loop is about to look anyway.
-            waker: Arc::new(move || drop(waking.try_send(Command::Look))),
-            batch: Batch::try_new(model, memory, summaries, (options, &counters))?,
+            waker: Waker {
+                wake: Arc::new(move || drop(waking.try_send(Command::Look))),
+                trace: options.trace.clone(),
+            },
+            batch: Batch::try_new(model, memory, summaries, (&options, &counters))?,
             waiting: VecDeque::new(),
             inbox,
             counters: Arc::clone(&counters),

@@ -12,6 +12,7 @@ mod digest;
 mod fit;
 mod prefill;
 mod sparse;
+mod trace;
 
 pub use counters::{Counters, LoopState};
 pub use decode::{
@@ -27,6 +28,8 @@ pub use prefill::{
 pub use sparse::{
     Arrival, Backing, BackingError, HostBacking, SliceAt, Slices, SummaryKv, SummaryKvError,
 };
+
+pub use trace::{Lane, TraceSpan, Tracer};
 
 /// A loop did not take the work; nothing was done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

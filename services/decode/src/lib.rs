@@ -105,6 +105,7 @@ pub fn start(
         // Dense decode without speculation: the services do not hand over what sparse decode needs
         // yet.
         drafts_max: 0,
+        trace: None,
     };
     let engine = DecodeEngine::start(Arc::clone(&compute.model), memory.clone(), None, options)?;
 

@@ -293,7 +293,7 @@ async fn led(
     let steps = u32::try_from(text.len())?;
     let prompt_tokens = u32::try_from(prompt.tokens.len())?;
     let tokens = prompt_tokens + steps;
-    let room = Room { sequences: 1, prompt_tokens, tokens, policy, kind };
+    let room = Room { sequences: 1, prompt_tokens, tokens, policy, kind, trace: None };
     let decode = Decode::start(opened, room)?;
     let (sink, probed) = sync_channel(PROBED_MAX);
     // The loop blocks on it, so it cannot be a task beside the handle's.

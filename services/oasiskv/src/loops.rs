@@ -7,7 +7,7 @@ use anyhow::Context;
 use engine::{
     Admission, DecodeEngine, DecodeItem, DecodeOptions, DeviceKv, HostBacking, HostBlock,
     LoopState, PrefillEngine, PrefillJob, PrefillOptions, PrefillOutput, Probe, PromptKv,
-    SequenceHandle, SparsePrompt, SummaryKv,
+    SequenceHandle, SparsePrompt, SummaryKv, Tracer,
 };
 use ids::{BLOCK_TOKENS, BlockHash, ByteCount, TokenId};
 use kernels::{HostDevice, SummaryKind};
@@ -124,6 +124,8 @@ pub(crate) struct Room {
     pub(crate) policy: Policy,
     /// Of a sparse policy.
     pub(crate) kind: Option<SummaryKind>,
+    /// Collects what happens when.
+    pub(crate) trace: Option<Tracer>,
 }
 
 /// The decode loop, with memory for its sequences.
@@ -157,6 +159,7 @@ impl Decode {
             waiting_max: number(room.sequences)?,
             unread_max: number(room.tokens as usize)?,
             drafts_max: room.policy.drafted_rows_max(),
+            trace: room.trace.clone(),
         };
         let model = Arc::clone(&opened.model);
         let engine = DecodeEngine::start(model, memory.clone(), summaries.clone(), options)?;

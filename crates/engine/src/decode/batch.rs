@@ -19,6 +19,7 @@ use crate::StartError;
 use crate::counters::Counters;
 use crate::device::DeviceKv;
 use crate::sparse::{Desk, Scorer, SummaryKv};
+use crate::trace::{Lane, Tracer};
 
 pub(super) struct Batch<D: Device> {
     model: Arc<Model<D>>,
@@ -28,6 +29,7 @@ pub(super) struct Batch<D: Device> {
     sequences: Vec<Sequence<D>>,
     scratch: Scratch<D>,
     counters: Arc<Counters>,
+    trace: Option<Tracer>,
     /// Hidden states of fresh sequences, row-major.
     hidden: Vec<f32>,
     /// Logits on the host, read only when somebody looks at those of a sequence of the step.
@@ -50,14 +52,18 @@ impl<D: Device> Batch<D> {
         model: Arc<Model<D>>,
         memory: DeviceKv<D>,
         summaries: Option<SummaryKv<D>>,
-        (options, counters): (DecodeOptions, &Arc<Counters>),
+        (options, counters): (&DecodeOptions, &Arc<Counters>),
     ) -> Result<Self, StartError> {
         let max = options.batch_max.get();
         let rows = max * (1 + options.drafts_max);
         let scratch = model.scratch(ScratchShape { rows, logit_rows: rows })?;
         let sparse = |summaries: SummaryKv<D>| {
             Ok::<_, StartError>(Sparse {
-                scorer: Scorer::start((&model, &memory, &summaries), rows, counters)?,
+                scorer: Scorer::start(
+                    (&model, &memory, &summaries),
+                    rows,
+                    (counters, &options.trace),
+                )?,
                 desk: Desk::try_new(&model, &memory, &summaries)?,
                 summaries,
             })
@@ -70,6 +76,7 @@ impl<D: Device> Batch<D> {
             sequences: Vec::with_capacity(max),
             scratch,
             counters: Arc::clone(counters),
+            trace: options.trace.clone(),
             hidden: Vec::new(),
             logits: Vec::new(),
             requests: Vec::with_capacity(rows),
@@ -183,13 +190,20 @@ impl<D: Device> Batch<D> {
         indices: &[usize],
     ) -> Result<Vec<(usize, String)>, model::StepError> {
         let sequences = indices.iter().map(|index| &self.sequences[*index]);
-        let mut reading =
-            Reading::new(self.model.spec().shape(), sequences, rows, self.sparse.as_mut());
+        let mut reading = Reading::new(
+            self.model.spec().shape(),
+            sequences,
+            rows,
+            (self.sparse.as_mut(), self.trace.as_ref()),
+        );
         let step = Step { rows, slots: self.memory.slots(), stop: &|| false };
         self.model.forward(&mut self.scratch, &step, &mut reading)?;
         let since = Instant::now();
         let failed = reading.finish()?;
         self.counters.awaited_since(since);
+        if let Some(trace) = &self.trace {
+            trace.add("wait for the scorer", Lane::Loop, 0, since);
+        }
         let all: Vec<u32> = (0..).take(rows.len()).collect();
         self.model.logits_of_rows(&mut self.scratch, &all);
         Ok(failed.into_iter().map(|(at, detail)| (indices[at], detail)).collect())

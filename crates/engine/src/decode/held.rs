@@ -185,7 +185,7 @@ impl<D: Device> SparseKv<D> {
         let resident = Resident::new(
             memory.clone(),
             backing,
-            Arc::clone(waker),
+            waker.clone(),
             mind,
             slots.take_many(slots.left()).unwrap_or_default(),
         );

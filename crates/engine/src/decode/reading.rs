@@ -9,11 +9,13 @@ use kernels::{AttendTable, Device, DeviceLost, ScoreSequence};
 use kv::{BlockTable, Shape};
 use model::{Attended, LayerQueries, Row, StepError};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::batch::Sparse;
 use super::held::Held;
 use super::sequence::Sequence;
 use crate::sparse::{Resident, Target};
+use crate::trace::{Lane, Tracer};
 
 /// A sequence of the step.
 enum Source<'a, D: Device> {
@@ -34,6 +36,8 @@ pub(super) struct Reading<'a, D: Device> {
     sparse: Option<&'a mut Sparse<D>>,
     /// All sparse sequences whose step is scored.
     targets: Arc<[Target<D>]>,
+    /// Where spans go, and when the layer at hand began.
+    trace: Option<(&'a Tracer, Instant)>,
 }
 
 impl<'a, D: Device> Reading<'a, D> {
@@ -41,7 +45,7 @@ impl<'a, D: Device> Reading<'a, D> {
         shape: Shape,
         sequences: impl Iterator<Item = &'a Sequence<D>>,
         rows: &[Row],
-        sparse: Option<&'a mut Sparse<D>>,
+        (sparse, trace): (Option<&'a mut Sparse<D>>, Option<&'a Tracer>),
     ) -> Self {
         let mut targets = Vec::new();
         let mut sources = Vec::new();
@@ -69,7 +73,8 @@ impl<'a, D: Device> Reading<'a, D> {
                 }
             });
         }
-        Self { shape, sources, sparse, targets: targets.into() }
+        let trace = trace.map(|trace| (trace, Instant::now()));
+        Self { shape, sources, sparse, targets: targets.into(), trace }
     }
 
     /// Waits for the scorer; tells which sequences could not get their slices.
@@ -155,7 +160,16 @@ impl<D: Device> Attended<D> for Reading<'_, D> {
     }
 
     fn prepare(&mut self, mut queries: LayerQueries<'_, D>) -> Result<(), StepError> {
+        let layer = queries.layer.0;
+        if let Some((trace, begin)) = &mut self.trace {
+            trace.add("layer", Lane::Loop, layer, *begin);
+            *begin = Instant::now();
+        }
         self.repair(&mut queries)?;
+        if let Some((trace, begin)) = &mut self.trace {
+            trace.add("repair", Lane::Loop, layer, *begin);
+            *begin = Instant::now();
+        }
         for source in &mut self.sources {
             let Source::Sparse { resident, tables, .. } = source else { continue };
             let state = resident.lock();

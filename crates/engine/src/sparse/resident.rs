@@ -11,13 +11,20 @@ use kernels::Device;
 use kv::{Shape, SlotLease};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sparse::{Attended, Change, Meter, Rows, State as Mind};
+use tokio::time::Instant;
 
 use super::backing::{Arrival, Backing, BackingError, SliceAt, Slices};
 use super::column::Column;
 use crate::device::DeviceKv;
+use crate::trace::{Lane, Tracer};
 
-/// Told when something has arrived, so that the loop looks again.
-pub(crate) type Waker = Arc<dyn Fn() + Send + Sync>;
+/// Who hears that slices have arrived.
+#[derive(Clone)]
+pub(crate) struct Waker {
+    /// Makes the loop look again.
+    pub(crate) wake: Arc<dyn Fn() + Send + Sync>,
+    pub(crate) trace: Option<Tracer>,
+}
 
 pub(crate) struct Resident<D: Device> {
     memory: DeviceKv<D>,
@@ -316,13 +323,17 @@ impl<D: Device> Resident<D> {
         }
         *count(state) += 1;
         let (this, slots) = (Arc::clone(self), wanted.slots);
+        let (layer, began) = (wanted.slices[0].layer.0, Instant::now());
         let arrival: Arrival = Box::new(move |outcome| {
             let mut state = this.lock();
             this.store(&mut state, &slots, outcome);
             *count(&mut state) -= 1;
             drop(state);
             this.arrived.notify_all();
-            (this.waker)();
+            if let Some(trace) = &this.waker.trace {
+                trace.add("slices", Lane::Fetch, layer, began);
+            }
+            (this.waker.wake)();
         });
         // It may arrive before this returns.
         MutexGuard::unlocked(state, || self.backing.fetch(&wanted.slices, arrival));

@@ -22,6 +22,7 @@ use super::resident::Resident;
 use crate::StartError;
 use crate::counters::Counters;
 use crate::device::DeviceKv;
+use crate::trace::{Lane, Tracer};
 
 /// A sequence of the step that is scored.
 pub(crate) struct Target<D: Device> {
@@ -68,7 +69,7 @@ impl<D: Device> Scorer<D> {
     pub(crate) fn start(
         (model, memory, summaries): (&Model<D>, &DeviceKv<D>, &SummaryKv<D>),
         rows: usize,
-        counters: &Arc<Counters>,
+        (counters, trace): (&Arc<Counters>, &Option<Tracer>),
     ) -> Result<Self, StartError> {
         let spec = model.spec();
         let device = model.device().clone();
@@ -80,10 +81,10 @@ impl<D: Device> Scorer<D> {
         let mut desk = Desk::try_new(model, memory, summaries)?;
         let (jobs, inbox) = sync_channel::<Job<D>>(layers);
         let (results, done) = sync_channel(layers);
-        let counters = Arc::clone(counters);
+        let (counters, trace) = (Arc::clone(counters), trace.clone());
         let thread = std::thread::Builder::new().name("scorer".into()).spawn(move || {
             while let Ok(job) = inbox.recv() {
-                if results.send(desk.carry_out(job, &counters)).is_err() {
+                if results.send(desk.carry_out(job, &counters, trace.as_ref())).is_err() {
                     return;
                 }
             }
@@ -253,6 +254,7 @@ impl<D: Device> Desk<D> {
         &mut self,
         job: Job<D>,
         counters: &Counters,
+        trace: Option<&Tracer>,
     ) -> Result<D::Buffer<f32>, DeviceLost> {
         self.wait(&job.ready);
         let exact: Vec<Vec<&[SlotIdx]>> =
@@ -278,6 +280,10 @@ impl<D: Device> Desk<D> {
             stride,
         })?;
         let scored = began.elapsed();
+        if let Some(trace) = trace {
+            trace.add("score", Lane::Scorer, job.layer.0, began);
+        }
+        let choosing = Instant::now();
         let mut drafted = Vec::new();
         for (target, actual) in job.targets.iter().zip(&job.actual) {
             let mut state = target.resident.lock();
@@ -296,7 +302,10 @@ impl<D: Device> Desk<D> {
             drop(state);
             target.resident.prefetch(job.layer);
         }
-        counters.scored(scored, began.elapsed() - scored);
+        if let Some(trace) = trace {
+            trace.add("choose and ask", Lane::Scorer, job.layer.0, choosing);
+        }
+        counters.scored(scored, choosing.elapsed());
         Ok(job.queries)
     }
 }

@@ -154,6 +154,7 @@ impl World {
             waiting_max: number(bounds.waiting),
             unread_max: number(bounds.unread),
             drafts_max: 4,
+            trace: None,
         };
         let own = (decode_memory.clone(), Some(summaries.clone()));
         let decode = DecodeEngine::start(Arc::clone(model), own.0, own.1, options).unwrap();

@@ -2,13 +2,14 @@
 //! Nothing is asserted.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use checkpoint::Bar;
 use clap::ValueEnum;
 use daemon::exit;
-use engine::{DecodeItem, KvUsage, LoopState, SequenceHandle};
+use engine::{DecodeItem, KvUsage, Lane, LoopState, SequenceHandle, TraceSpan, Tracer};
 use gateway::ServedModel;
 use kernels::{HostDevice, SummaryKind};
 use model::{ComputeConfig, Opened};
@@ -68,6 +69,9 @@ pub(crate) struct DecodeArgs {
     /// Compute threads; 0 is one for each processor.
     #[arg(long, default_value_t = 0)]
     threads: usize,
+    /// Write what happened when in the last run, as a Chrome trace (chrome://tracing, Perfetto).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print the rows as JSON.
     #[arg(long)]
     json: bool,
@@ -201,7 +205,9 @@ async fn run(
         tokens: context + args.tokens + 1,
         policy: policy.clone(),
         kind: Some(args.summary),
+        trace: args.trace.as_ref().map(|_| Tracer::default()),
     };
+    let trace = room.trace.clone();
     let decode = Decode::start(opened, room)?;
     // All are loaded before the first one runs.
     let prepared: anyhow::Result<Vec<_>> =
@@ -228,6 +234,9 @@ async fn run(
         }
     }
     let seconds = began.elapsed().as_secs_f64();
+    if let (Some(path), Some(trace)) = (&args.trace, trace) {
+        write_trace(path, &trace.take(), began)?;
+    }
     let columns = opened.model.spec().shape().slices() as f64;
     let shares = Shares::between(&before, &decode.state(), seconds);
     let steps = usage.iter().map(|usage| usage.steps).sum::<u64>().max(1) as f64;
@@ -248,6 +257,33 @@ async fn run(
         tokens_per_step: 1.0 + sum(|usage| usage.committed) / steps,
         fetched: sum(|usage| usage.prefetched + usage.repaired) / steps / columns,
     })
+}
+
+/// In the Trace Event Format: complete events, microseconds since the run began.
+fn write_trace(path: &Path, spans: &[TraceSpan], began: Instant) -> anyhow::Result<()> {
+    let events: Vec<serde_json::Value> = spans
+        .iter()
+        .filter(|span| span.begin >= began)
+        .map(|span| {
+            let lane = match span.lane {
+                Lane::Loop => "decode loop",
+                Lane::Scorer => "scorer",
+                Lane::Fetch => "slices",
+            };
+            serde_json::json!({
+                "name": format!("{} {}", span.name, span.layer),
+                "cat": span.name,
+                "ph": "X",
+                "pid": 1,
+                "tid": lane,
+                "ts": (span.begin - began).as_secs_f64() * 1e6,
+                "dur": (span.end - span.begin).as_secs_f64() * 1e6,
+            })
+        })
+        .collect();
+    let document = serde_json::json!({ "traceEvents": events });
+    std::fs::write(path, document.to_string())
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 struct Shares {

@@ -109,6 +109,7 @@ async fn measure(args: &EngineArgs) -> anyhow::Result<()> {
                 tokens: (*context).max(1) + DECODE_TOKENS + 1,
                 policy: Policy::dense(),
                 kind: None,
+                trace: None,
             };
             let decode = Decode::start(&opened, room)?;
             let mut seconds = Vec::new();
