@@ -168,6 +168,13 @@ impl DenseKv {
     }
 }
 
+impl<D: Device> Drop for SparseKv<D> {
+    /// Slots are free at once, though a fetch under way still holds the residents (P6).
+    fn drop(&mut self) {
+        self.resident.close();
+    }
+}
+
 impl<D: Device> SparseKv<D> {
     fn new(
         prompt: SparsePrompt,

@@ -9,6 +9,7 @@ use engine::{
     SparsePrompt, SubmitError,
 };
 use ids::BlockIdx;
+use parking_lot::Mutex;
 use session::Generation;
 use sparse::Policy;
 use transfer::{Slot, SlotMut};
@@ -263,6 +264,65 @@ async fn a_fetch_that_fails_ends_its_own_sequence_only() {
         );
     }
     drop(prompt);
+    world.quiet().await;
+}
+
+/// Answers the first fetches, and none behind them while it lives.
+struct Silent {
+    inner: Arc<HostBacking>,
+    good: AtomicUsize,
+    kept: Mutex<Vec<Arrival>>,
+}
+
+impl Backing for Silent {
+    fn fetch(&self, slices: &[SliceAt], arrival: Arrival) {
+        let good =
+            self.good.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        match good {
+            Ok(_) => self.inner.fetch(slices, arrival),
+            Err(_) => self.kept.lock().push(arrival),
+        }
+    }
+
+    fn keep(
+        &self,
+        block: BlockIdx,
+        write: &mut dyn FnMut(&mut [SlotMut]),
+    ) -> Result<(), transfer::SlabFull> {
+        self.inner.keep(block, write)
+    }
+}
+
+#[tokio::test]
+async fn p6_a_sequence_that_is_left_is_free_though_its_slices_never_come() {
+    let world = World::new(&tiny(), Bounds::default());
+    let prompt = world.compute(&prompt(61, 333), &[]).await;
+    // Without repair: nothing waits within a step.
+    let policy = policy("sparse:v1,budget=128,slack=0,recent=32,guard=off,repair=0,drafts=none");
+    let blocks = prompt.sealed.iter().map(|block| Arc::clone(&block.slices)).collect();
+    let inner = HostBacking::new(world.decode_memory.shape(), world.slab.clone(), blocks);
+    let silent = Arc::new(Silent {
+        inner: Arc::new(inner),
+        good: AtomicUsize::new(3),
+        kept: Mutex::default(),
+    });
+    let mut admission = world.sparse(&prompt, greedy(60), (&policy, Tiers::Quick));
+    let PromptKv::Sparse(kv) = &mut admission.kv else { panic!("it is sparse") };
+    kv.backing = Arc::<Silent>::clone(&silent);
+    let handle = world.decode.admit(admission).unwrap();
+    until("a fetch that is not answered", || !silent.kept.lock().is_empty()).await;
+    drop(handle);
+    let slots = || world.decode_memory.pool().occupancy();
+    until("all slots free", || slots().free == slots().total).await;
+    // What comes now is written to nobody's memory.
+    let other = world.draw_sparse(&prompt, &policy, Tiers::Quick).await;
+    let late = std::mem::take(&mut *silent.kept.lock());
+    late.into_iter().for_each(|arrival| {
+        arrival(Err(BackingError { block: None, detail: "late".to_owned() }));
+    });
+    let again = world.draw_sparse(&prompt, &policy, Tiers::Quick).await;
+    assert_eq!(result(&again), result(&other));
+    drop((prompt, silent));
     world.quiet().await;
 }
 
