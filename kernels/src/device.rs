@@ -179,7 +179,7 @@ pub struct Summarise<'a> {
 pub struct ScoreSequence<'a> {
     /// Which rows of the batch.
     pub rows: RowRange,
-    /// Blocks that are scored by their summaries.
+    /// Blocks that are scored by their summaries; all rows lie behind them.
     pub summaries: &'a [SummaryIdx],
     /// For each KV head the slots of the blocks behind them, scored by the stored keys up to each
     /// row's position.

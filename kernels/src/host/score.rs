@@ -120,6 +120,10 @@ pub(super) fn launch(
         assert!(blocks <= stride, "{blocks} blocks where there is room for {stride}");
         let own = sequence.rows.clone();
         assert!(own.end <= rows, "rows {own:?} are beyond the batch");
+        // A summary has no tokens that could be left out.
+        let summarised = sequence.summaries.len() * BLOCK_TOKENS;
+        let behind = positions[own.clone()].iter().all(|at| *at as usize >= summarised);
+        assert!(behind, "a row lies in one of {} summarised blocks", sequence.summaries.len());
         let each = if whole { own.len().max(1) } else { 1 };
         for first in own.clone().step_by(each) {
             for kv_head in 0..shape.kv_heads {
